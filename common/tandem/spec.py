@@ -1,0 +1,210 @@
+"""The run spec: what a user asks for, from flags, a YAML file or (later) a PairRun object.
+
+Pure validation; no file is opened here except presets that ship with the package.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tandem.errors import SpecError
+from tandem.vocabulary import Kind, SyncMode, Workload
+
+T = TypeVar("T", bound=BaseModel)
+Positive = Annotated[int, Field(gt=0)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelConfig(_Model):
+    """A Llama-family decoder: RMSNorm, RoPE, grouped-query attention, SwiGLU."""
+
+    name: str
+    layers: Positive
+    hidden: Positive
+    heads: Positive
+    kv_heads: Positive
+    head_dim: Positive
+    ffn: Positive
+    vocab: Positive
+    rope_theta: float = 10000.0
+    rope_scaling: dict[str, float] | None = None
+    """Llama 3.1 scaling (factor, low_freq_factor, high_freq_factor, original_max_position_embeddings)."""
+    norm_eps: float = 1e-5
+    tied: bool = False
+    sliding_window: int | None = None
+    init_std: float = 0.02
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim ({self.head_dim}) must be even for RoPE")
+        return self
+
+
+class OptimizerConfig(_Model):
+    """AdamW (optax), fp32 master weights and moments."""
+
+    learning_rate: float = Field(3e-4, gt=0)
+    schedule: Literal["constant", "cosine"] = "cosine"
+    warmup_steps: int = Field(10, ge=0)
+    decay_steps: Positive = 10_000
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    clip_norm: float | None = Field(1.0, gt=0)
+    """Global gradient norm at which gradients are clipped; null: never."""
+
+
+class Training(_Model):
+    """Shape of one step."""
+
+    batch: Positive = 2
+    sequence: Positive = 64
+    compute: Literal["bfloat16", "float32"] = "bfloat16"
+    accumulate: Literal["float32", "compute"] = "float32"
+    """dtype in which `reduce` adds the ranks' partials."""
+    z_loss: float = Field(0.0, ge=0)
+    """Weight of the mean squared log-sum-exp added to the cross entropy."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+
+class Preset(_Model):
+    """A model with the training shape that fits it; shipped as data under ``presets/``."""
+
+    description: str
+    model: ModelConfig
+    training: Training
+
+
+class RunSpec(_Model):
+    """One run on one pair. Field names are those of the command line's flags."""
+
+    workload: Workload = Workload.SUBMODULE
+    kind: Kind = Kind.SUSPECT
+    model: str = "tiny"
+    """Name of a preset."""
+    weights: Path | None = None
+    """Directory with Hugging Face ``config.json`` and safetensors; replaces the random start."""
+    data: list[Path] = []
+    """Text files; empty: the source text of Python's standard library."""
+    tokenizer: Path | None = None
+    """A ``tokenizer.json``; none: bytes."""
+    tp: Positive = 2
+    steps: Positive | None = 20
+    duration: float | None = Field(None, gt=0)
+    """Seconds after which the run ends with the step it is in."""
+    seed: int = Field(0, ge=0, lt=2**63)
+    sync: SyncMode = SyncMode.OPTIMISTIC
+    window: Positive = 64
+    """Largest number of unconfirmed sites in optimistic mode."""
+    fault: Path | None = None
+    """A fault profile (TOML); makes the run synthetic for ever."""
+    replays: Positive = 3
+    replay_budget: int = Field(8, ge=0)
+    """Mismatching sites replayed per step, the first in site order."""
+    self_replays: Positive = 8
+    row_cap: Positive = 100_000
+    """Mismatch rows kept per run; totals stay exact."""
+    step_timeout: float = Field(600.0, gt=0)
+    """Seconds without progress after which a step is hung."""
+    peer_timeout: float = Field(20.0, gt=0)
+    """Seconds without any frame after which the peer is dead or the link half-open."""
+    batch: Positive | None = None
+    sequence: Positive | None = None
+    compute: Literal["bfloat16", "float32"] | None = None
+    accumulate: Literal["float32", "compute"] | None = None
+    optimizer: dict[str, Any] = {}
+    """Overrides of the preset's optimizer fields."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.steps is None and self.duration is None:
+            raise ValueError("give steps or duration, else the run never ends")
+        if self.sync is SyncMode.NONE:
+            raise ValueError("sync 'none' compares nothing; it exists for the benchmark only")
+        return self
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that ship with Tandem, smallest model first."""
+    names = [p.name.removesuffix(".toml") for p in resources.files("tandem").joinpath("presets").iterdir()]
+    return sorted(names, key=lambda n: (load_preset(n).model.hidden * load_preset(n).model.layers, n))
+
+
+def load_preset(name: str) -> Preset:
+    """Read a shipped preset.
+
+    Raises:
+        SpecError: no preset has that name.
+    """
+    path = resources.files("tandem").joinpath("presets", f"{name}.toml")
+    if "/" in name or not path.is_file():
+        raise SpecError(f"unknown preset {name!r}: choose one of {', '.join(preset_names())}")
+    return Preset.model_validate(tomllib.loads(path.read_text()))
+
+
+def resolve(spec: RunSpec, model: ModelConfig | None = None) -> tuple[ModelConfig, Training]:
+    """Model and training shape of a run: the preset with the spec's overrides.
+
+    Args:
+        spec: what the user asked for.
+        model: replaces the preset's model (read from ``--weights``).
+
+    Raises:
+        SpecError: an override is wrong, or ``tp`` does not divide what it must.
+    """
+    preset = load_preset(spec.model)
+    model = model or preset.model
+    training = preset.training.model_dump()
+    for field in ("batch", "sequence", "compute", "accumulate"):
+        if (value := getattr(spec, field)) is not None:
+            training[field] = value
+    training["optimizer"] |= spec.optimizer
+    shape = validate(Training, training, "training")
+    check_tp(model, shape, spec.tp)
+    return model, shape
+
+
+def check_tp(model: ModelConfig, training: Training, tp: int) -> None:
+    """Tensor parallelism must divide everything that it splits.
+
+    Raises:
+        SpecError: names the first quantity that ``tp`` does not divide, and the degrees that would do.
+    """
+    parts = {
+        "the KV heads": model.kv_heads,
+        "the FFN width": model.ffn,
+        "the vocabulary": model.vocab,
+        "the sequence length": training.sequence,
+    }
+    fits = [d for d in range(1, model.kv_heads + 1) if all(n % d == 0 for n in parts.values())]
+    for name, value in parts.items():
+        if value % tp:
+            raise SpecError(
+                f"tp {tp} does not divide {name} ({value}) of {model.name}: use --tp {' or '.join(map(str, fits))}"
+            )
+
+
+def validate(cls: type[T], values: Any, what: str) -> T:
+    """Validate into a pydantic model; the first error becomes one line.
+
+    Raises:
+        SpecError: with the field, the fault and the value.
+    """
+    try:
+        return cls.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or what
+        raise SpecError(f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
