@@ -1,0 +1,1 @@
+"""The command ``tandem``; one module per command."""
