@@ -1,0 +1,199 @@
+"""What a worker knows of its own progress and of its peer: written by the engine and by the link's thread,
+read by the watchdog. Thread-safe; the clock is injected and monotonic (seconds).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import TypeAlias
+
+Clock: TypeAlias = Callable[[], float]
+
+
+class Activity(StrEnum):
+    """What a worker's main thread is doing."""
+
+    STARTING = "starting"
+    """Loads weights, compiles; may take minutes."""
+    COMPUTING = "computing"
+    REPLAYING = "replaying"
+    """Repeats a program on kept inputs, or runs a control; not part of a step's time."""
+    WAITING = "waiting"
+    """Waits for its peer."""
+    FINISHED = "finished"
+    """Nothing is expected of it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """One look at a worker's own progress."""
+
+    counter: int
+    activity: Activity
+    step: int
+    touched_at: float
+    """When progress was last made, or the activity last changed."""
+    step_at: float
+    """When the current step started."""
+    aside_s: float
+    """Seconds of the current step that went into replays."""
+    longest_step_s: float
+    """Longest time that a finished step kept this side busy; 0 before the first."""
+    what: str
+    """What is being done or waited for, for the message of a trip."""
+
+
+class Progress:
+    """The engine's own progress. Every method may be called from any thread."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        now = clock()
+        self._own = Own(0, Activity.STARTING, 0, now, now, 0.0, 0.0, "")
+
+    def touch(self) -> None:
+        """Something was done: an op dispatched, a frame handled, a replay finished, a chunk loaded."""
+        with self._lock:
+            self._own = replace(self._own, counter=self._own.counter + 1, touched_at=self._clock())
+
+    def enter(self, activity: Activity, what: str = "") -> None:
+        """The main thread turns to something else."""
+        with self._lock:
+            self._switch(activity, what)
+
+    def begin_step(self, step: int) -> None:
+        """A step starts; its time runs from now."""
+        with self._lock:
+            self._switch(Activity.COMPUTING, f"step {step}")
+            self._own = replace(self._own, step=step, step_at=self._own.touched_at, aside_s=0.0)
+
+    def end_step(self, busy_s: float) -> None:
+        """A step ended after ``busy_s`` seconds in which this side did not wait."""
+        with self._lock:
+            longest = max(self._own.longest_step_s, busy_s)
+            own = self._own
+            self._own = replace(own, counter=own.counter + 1, touched_at=self._clock(), longest_step_s=longest)
+
+    @contextmanager
+    def during(self, activity: Activity, what: str = "") -> Iterator[None]:
+        """The main thread does something else for the length of the block."""
+        before = self.look()
+        self.enter(activity, what)
+        try:
+            yield
+        finally:
+            self.enter(before.activity, before.what)
+
+    def waiting(self, what: str = "peer") -> AbstractContextManager[None]:
+        """The main thread waits for its peer for the length of the block: not a hang of its own."""
+        return self.during(Activity.WAITING, what)
+
+    def look(self) -> Own:
+        with self._lock:
+            own = self._own
+            if own.activity is Activity.REPLAYING:
+                own = replace(own, aside_s=own.aside_s + self._clock() - own.touched_at)
+            return own
+
+    def excuse(self, lost_s: float) -> None:
+        """The whole process stood still for ``lost_s`` seconds (suspended): nobody's fault."""
+        with self._lock:
+            own = self._own
+            self._own = replace(own, touched_at=own.touched_at + lost_s, step_at=own.step_at + lost_s)
+
+    def _switch(self, activity: Activity, what: str) -> None:
+        own, now = self._own, self._clock()
+        aside = own.aside_s + (now - own.touched_at if own.activity is Activity.REPLAYING else 0.0)
+        self._own = replace(own, counter=own.counter + 1, activity=activity, touched_at=now, what=what, aside_s=aside)
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One look at the peer, as seen from here."""
+
+    started_at: float
+    """When this side began to wait for it."""
+    connected: bool = False
+    ever: bool = False
+    """Whether it was ever connected."""
+    left: str = ""
+    """Its reason for leaving; empty while it has not said goodbye."""
+    lost_at: float = 0.0
+    """When the connection was lost; meaningless while connected."""
+    frame_at: float = 0.0
+    """When anything of it last arrived."""
+    counter: int = 0
+    counter_at: float = 0.0
+    """When its progress counter was last seen to move."""
+    step: int = 0
+    step_at: float = 0.0
+    activity: Activity = Activity.STARTING
+    activity_at: float = 0.0
+    aside_s: float = 0.0
+    """Seconds of its current step seen in replays."""
+
+
+class PeerState:
+    """What the link's thread learns of the peer."""
+
+    def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        now = clock()
+        self._peer = Peer(now, counter_at=now, step_at=now, activity_at=now)
+
+    def look(self) -> Peer:
+        with self._lock:
+            return self._peer
+
+    def connected(self) -> None:
+        now = self._clock()
+        self._set(connected=True, ever=True, frame_at=now, counter_at=now)
+
+    def disconnected(self) -> None:
+        if self.look().connected:
+            self._set(connected=False, lost_at=self._clock())
+
+    def said_goodbye(self, reason: str) -> None:
+        self._set(left=reason or "bye")
+
+    def heard(self) -> None:
+        """Any frame of it arrived."""
+        self._set(frame_at=self._clock())
+
+    def heartbeat(self, counter: int, step: int, state: str) -> None:
+        """Its main thread's progress, as its link thread reports it. An unknown ``state`` counts as computing."""
+        now = self._clock()
+        activity = Activity(state) if state in frozenset(Activity) else Activity.COMPUTING
+        with self._lock:
+            old = self._peer
+            new = replace(old, frame_at=now)
+            if counter != old.counter:
+                new = replace(new, counter=counter, counter_at=now)
+            if step != old.step:
+                new = replace(new, step=step, step_at=now, aside_s=0.0)
+            elif old.activity is Activity.REPLAYING:
+                new = replace(new, aside_s=old.aside_s + now - old.frame_at)
+            if activity is not old.activity:
+                new = replace(new, activity=activity, activity_at=now)
+            self._peer = new
+
+    def excuse(self, lost_s: float) -> None:
+        """This process stood still for ``lost_s`` seconds: the peer's silence meanwhile is not its fault."""
+        with self._lock:
+            p = self._peer
+            self._peer = replace(
+                p,
+                started_at=p.started_at + lost_s, lost_at=p.lost_at + lost_s, frame_at=p.frame_at + lost_s,
+                counter_at=p.counter_at + lost_s, step_at=p.step_at + lost_s, activity_at=p.activity_at + lost_s,
+            )  # fmt: skip
+
+    def _set(self, **changes: object) -> None:
+        with self._lock:
+            self._peer = replace(self._peer, **changes)  # type: ignore[arg-type]
