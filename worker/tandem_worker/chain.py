@@ -10,7 +10,7 @@ The lock-step engine only knows this page; the model (``tandem_worker.model``) m
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -125,3 +125,35 @@ class Chain:
     """jax.sharding.Mesh with the one axis ``tp``."""
     fingerprints: Mapping[str, str]
     """Of every executable, the stand-alone digests included."""
+
+
+Observe = Callable[[Op, Sequence[Any], Any], None]
+"""Called with an op, its outputs and its digests."""
+
+
+def run_step(
+    chain: Chain, env: Mapping[str, Any], *, keep: bool = False, observe: Observe | None = None
+) -> dict[str, Any]:
+    """Execute every op of one step, unsynchronised.
+
+    Args:
+        chain: what to run.
+        env: the persistent slots and the step's inputs.
+        keep: whether to keep step-local slots after their last use.
+        observe: sees each op's outputs and digests.
+
+    Returns:
+        The slots after the step: the persistent ones, new, and the step-local ones that were kept or never read.
+    """
+    slots = dict(env)
+    plan, programs = chain.plan, chain.programs
+    for op in plan.ops:
+        outputs, digests, _ = programs[op.program]([slots[slot] for slot in op.inputs])
+        slots.update(zip(op.outputs, outputs, strict=True))
+        if observe is not None:
+            observe(op, outputs, digests)
+        if not keep:
+            for slot in op.inputs:
+                if plan.last_use.get(slot) == op.index:
+                    slots.pop(slot, None)
+    return slots

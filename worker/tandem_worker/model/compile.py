@@ -1,0 +1,151 @@
+"""Ahead-of-time compilation of one program: the body, the injector, the digests, and the fingerprint.
+
+Inside every program, after the outputs are cast to their stored dtype: the injector (synthetic builds only), an optimisation
+barrier, then the digests of what lies behind the barrier. The barrier keeps the compiler from hashing a recomputed
+copy of an output instead of the stored one; its cost is one pass over the outputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from tandem_worker import digest, inject
+from tandem_worker.chain import TensorSpec
+from tandem_worker.model.forward import AXIS, Array
+from tandem_worker.model.programs import Body
+
+_SHARDED = PartitionSpec(AXIS)
+
+
+def rank_major(spec: TensorSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
+    """Abstract value of a slot: ``[R, *shape]``, one rank per device."""
+    shape = (mesh.size, *spec.shape)
+    return jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype), sharding=NamedSharding(mesh, _SHARDED))
+
+
+class CompiledProgram:
+    """`tandem_worker.chain.Program` over a compiled executable."""
+
+    __slots__ = ("_compiled", "_faults", "_quiet", "fingerprint", "name", "synthetic")
+
+    def __init__(self, name: str, compiled: Any, outputs: int, mesh: Mesh, synthetic: bool) -> None:
+        self.name = name
+        self.synthetic = synthetic
+        self.fingerprint = fingerprint(compiled)
+        self._compiled = compiled
+        self._faults = NamedSharding(mesh, _SHARDED)
+        quiet = np.zeros((mesh.size, outputs + 1, inject.WIDTH), np.uint32)
+        self._quiet = jax.device_put(quiet, self._faults) if synthetic else None
+
+    @property
+    def compiled(self) -> Any:
+        """The `jax.stages.Compiled`, for its text and its memory analysis."""
+        return self._compiled
+
+    def __call__(self, inputs: Sequence[Any], fault: Any | None = None) -> tuple[tuple[Any, ...], Any, Any | None]:
+        if not self.synthetic:
+            outputs, digests = self._compiled(*inputs)
+            return outputs, digests, None
+        if fault is None:
+            fault = self._quiet
+        elif isinstance(fault, np.ndarray):
+            fault = jax.device_put(fault, self._faults)
+        result: tuple[tuple[Any, ...], Any, Any] = self._compiled(*inputs, fault)
+        return result
+
+
+def compile_program(
+    name: str, body: Body, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], mesh: Mesh, synthetic: bool
+) -> CompiledProgram:
+    """Compile one program for the mesh.
+
+    Args:
+        name: program key, which also names the module in profiles.
+        body: what one rank computes.
+        inputs: one rank's inputs.
+        outputs: one rank's outputs; the body's results are cast to these dtypes.
+        mesh: the ranks.
+        synthetic: whether the injector is compiled in.
+
+    Raises:
+        ValueError: the body's outputs do not have the planned shapes (a defect of the model code).
+    """
+
+    def ranked(*args: Array) -> tuple[Any, ...]:
+        local = [arg[0] for arg in args]
+        rows = local.pop() if synthetic else None
+        changes: list[Array] = []
+        tapped: list[Array] = []
+
+        def tap(x: Array) -> Array:
+            if rows is None:
+                return x
+            changed, log = inject.apply(x, rows[len(outputs)])
+            tapped.append(log)
+            return changed
+
+        values = [v.astype(spec.dtype) for v, spec in zip(body(local, tap), outputs, strict=True)]
+        if [v.shape for v in values] != [spec.shape for spec in outputs]:
+            raise ValueError(f"program {name} computes shapes {[v.shape for v in values]}, planned {outputs}")
+        if rows is not None:
+            for i, value in enumerate(values):
+                values[i], log = inject.apply(value, rows[i])
+                changes.append(log)
+            changes.append(tapped[0] if tapped else _untouched())
+        stored = lax.optimization_barrier(tuple(values))
+        digests = jnp.stack([digest.lanes(v) for v in stored])
+        result = (tuple(v[None] for v in stored), digests[None])
+        return (*result, jnp.stack(changes)[None]) if synthetic else result
+
+    arguments = [rank_major(spec, mesh) for spec in inputs]
+    if synthetic:
+        arguments.append(rank_major(TensorSpec((len(outputs) + 1, inject.WIDTH), "uint32"), mesh))
+    compiled = _compile(name, ranked, arguments, mesh)
+    return CompiledProgram(name, compiled, len(outputs), mesh, synthetic)
+
+
+def compile_digest(spec: TensorSpec, mesh: Mesh) -> Any:
+    """The stand-alone digest program of one tensor: rank-major ``[R, *shape]`` to u32 ``[R, 2]``."""
+    name = f"digest_{spec.dtype}_{'x'.join(map(str, spec.shape)) or 'scalar'}"
+    return _compile(name, lambda x: digest.lanes(x[0])[None], [rank_major(spec, mesh)], mesh)
+
+
+def fingerprint(compiled: Any) -> str:
+    """SHA-256 of the optimised executable.
+
+    Of the runtime's own fingerprint where it has one (CPU, whose serialised kernels come in random order), else of the
+    serialised executable, else of the optimised text. Never of a pickle, which holds source paths.
+    """
+    executable = compiled.runtime_executable()
+    own = getattr(executable, "fingerprint", None)
+    if own:
+        raw = own if isinstance(own, bytes) else str(own).encode()
+    else:
+        try:
+            raw = executable.serialize()
+        except (AttributeError, NotImplementedError, RuntimeError):
+            raw = compiled.as_text().encode()
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _untouched() -> Array:
+    """Log of a tap that the program does not have: nothing changed."""
+    return jnp.full((1 + inject.LOGGED,), -1, jnp.int32).at[0].set(0)
+
+
+def _compile(name: str, body: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], mesh: Mesh) -> Any:
+    mapped = jax.shard_map(body, mesh=mesh, in_specs=_SHARDED, out_specs=_SHARDED, check_vma=False)
+
+    def entry(*args: Array) -> Any:
+        return mapped(*args)
+
+    entry.__name__ = entry.__qualname__ = name.replace(".", "_")
+    return jax.jit(entry).lower(*arguments).compile()
