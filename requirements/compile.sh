@@ -7,3 +7,4 @@ compile=(uv pip compile --quiet --universal --generate-hashes --no-annotate --no
 "${compile[@]}" "$@" --extra worker -o requirements/runtime.txt pyproject.toml
 "${compile[@]}" "$@" --extra worker --group dev -o requirements/dev.txt pyproject.toml
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/oracle.txt requirements/oracle.in
+"${compile[@]}" --no-deps "$@" -c requirements/dev.txt -o requirements/real-inputs.txt requirements/real-inputs.in
