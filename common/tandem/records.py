@@ -168,6 +168,8 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
     parity: dict[str, str] = {}
     reference_host: str = ""
     suspect_host: str = ""
+    devices: int = 1
+    """Devices of the suspect: the seconds of a step times this are its device-seconds."""
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -188,6 +190,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     sentence: str = ""
     finished_at: float | None = None
+    records_dropped_at: float | None = None
+    """When retention dropped the run's steps, mismatches, faults and evaluations."""
 
 
 class RunRecords(msgspec.Struct, kw_only=True):

@@ -1,0 +1,135 @@
+"""Connections: one way to open a database, and a check that names what is wrong with it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from urllib.parse import unquote
+
+import psycopg
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError
+
+from tandem.errors import DatabaseError
+
+MINIMUM_SERVER = 16
+CONNECT_TIMEOUT_S = 5
+STATEMENT_TIMEOUT_S = 60
+
+
+def parse(url: str) -> URL:
+    """A ``postgresql://`` (or ``postgres://``) URL for psycopg 3.
+
+    Raises:
+        DatabaseError: it is no PostgreSQL URL. The message never shows the URL: it may hold a password.
+    """
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        raise DatabaseError(
+            "the database URL cannot be read: write postgresql://USER:PASSWORD@HOST:PORT/NAME, "
+            "with special characters percent-encoded"
+        ) from None
+    if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
+        raise DatabaseError(f"a {parsed.drivername} database cannot be used: give a postgresql:// URL")
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def conninfo(url: str) -> str:
+    """The same URL as libpq reads it."""
+    return parse(url).set(drivername="postgresql").render_as_string(hide_password=False)
+
+
+def one_line(error: BaseException, url: str = "") -> str:
+    """A driver's message as one line, without the password of ``url``."""
+    cause = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    message = "; ".join(lines[:2]) or type(cause).__name__
+    for secret in re.findall(r"://[^/?#]*?:([^/?#]*)@", url) + re.findall(r"[?&]password=([^&]*)", url):
+        for form in {secret, unquote(secret)} - {""}:
+            message = message.replace(form, "***")
+    return message
+
+
+def connect(url: str, *, statement_timeout_s: float = STATEMENT_TIMEOUT_S, pool_size: int = 3) -> Engine:
+    """An engine with a small pool. Connects lazily; ``check`` connects.
+
+    A connection that met any driver error is not handed out again: SQLAlchemy invalidates it, and every
+    checkout is tested first.
+
+    Raises:
+        DatabaseError: the URL cannot be read.
+    """
+    return create_engine(
+        parse(url),
+        pool_size=pool_size,
+        pool_pre_ping=True,
+        pool_recycle=1800,
+        hide_parameters=True,
+        connect_args=connect_arguments(statement_timeout_s),
+    )
+
+
+def connect_arguments(statement_timeout_s: float) -> dict[str, Any]:
+    """Settings for libpq of every connection: bounded waits, UTC, and a dead server noticed within seconds."""
+    return {
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "application_name": "tandem",
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 10_000,
+        "options": f"-c statement_timeout={int(statement_timeout_s * 1000)} -c lock_timeout=30000 -c timezone=UTC",
+    }
+
+
+def open_connection(url: str, *, statement_timeout_s: float = STATEMENT_TIMEOUT_S) -> psycopg.Connection[Any]:
+    """A plain psycopg connection, for COPY.
+
+    Raises:
+        DatabaseError: the URL cannot be read.
+        psycopg.OperationalError: the server does not answer.
+    """
+    return psycopg.connect(conninfo(url), **connect_arguments(statement_timeout_s))
+
+
+def check(url: str) -> None:
+    """Make sure that the database can take records: reachable, new enough, schema at head.
+
+    Raises:
+        DatabaseError: one line with the cause and the mend.
+    """
+    from tandem.db import migrate
+
+    engine = connect(url)
+    try:
+        with engine.connect() as conn:
+            version = int(conn.scalar(text("SHOW server_version_num")) or 0)
+            if version < MINIMUM_SERVER * 10_000:
+                raise DatabaseError(
+                    f"the database is PostgreSQL {version // 10_000}, Tandem needs {MINIMUM_SERVER} or newer: "
+                    "upgrade the server, or leave --db out to use the embedded one"
+                )
+            if conn.scalar(text("SELECT pg_is_in_recovery()")):
+                raise DatabaseError("the database is a read-only standby: give the URL of its primary")
+            found = migrate.revision_of(conn)
+        migrate.require_head(found)
+    except DBAPIError as error:
+        raise unreachable(url, error) from None
+    finally:
+        engine.dispose()
+
+
+def unreachable(url: str, error: BaseException) -> DatabaseError:
+    """The one-line error of a database that does not answer or refuses."""
+    target = parse(url)
+    where = target.host or target.query.get("host") or "the default socket"
+    port = f":{target.port}" if target.port else ""
+    message = one_line(error, url)
+    mend = "check that it runs and that --db is right"
+    if "password authentication failed" in message or "no password supplied" in message:
+        mend = "check the user and password in --db"
+    elif "does not exist" in message and "database" in message:
+        mend = "create it, then run `tandem db upgrade`"
+    return DatabaseError(f"the database at {where}{port} cannot be used ({message}): {mend}")
