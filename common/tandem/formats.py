@@ -89,9 +89,9 @@ def plural(n: int, noun: str, nouns: str | None = None) -> str:
 
 
 def clean(text: object, limit: int = 400) -> str:
-    """Untrusted text as one harmless line.
+    r"""Untrusted text as one harmless line.
 
-    Control, format (bidirectional marks), surrogate and private characters become ``\\uXXXX``
+    Control, format (bidirectional marks), surrogate and private characters become ``\uXXXX``
     escapes, so that a suspect's strings can neither drive a terminal nor reorder a page; what is
     longer than ``limit`` characters is cut with an ellipsis.
     """

@@ -19,6 +19,7 @@ from tandem import formats
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
+    from rich.text import Text
 
     from tandem.summary import RunSummary
 
@@ -205,7 +206,7 @@ class Progress:
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
-    def _block(self, event: ProgressEvent) -> object:
+    def _block(self, event: ProgressEvent) -> Text:
         from rich.text import Text
 
         head, *rest = lines(self._title, event)

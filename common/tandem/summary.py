@@ -1,0 +1,235 @@
+"""What a run's records say, as one structure: the input of ``show``, ``--json`` and the report. Pure.
+
+Exact totals come from the step records, which are never capped; severity, bits, ranks, layers and the first mismatch
+come from the mismatch rows, which may be (`RunSummary.capped`). Counts of several attempts are added. The verdict is
+not made here: it is a column of the stored run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from tandem import formats
+from tandem import summary_parts as parts
+from tandem.records import MismatchRecord, RunRecords, RunRow
+from tandem.sites import in_frequency
+from tandem.summary_json import to_json
+from tandem.summary_parts import Bound, ControlLine, Counts, FaultTruth, MapRow, StepPoint
+from tandem.vocabulary import AttemptState, Cause, ControlName, ReplayClass, Role, Verdict, Workload
+
+__all__ = ["Bound", "ControlLine", "Counts", "FaultTruth", "MapRow", "RunSummary", "StepPoint", "summarise", "to_json"]
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """Everything that the reading commands show of one run."""
+
+    run: RunRow
+    attempts: int
+    attempts_closed: int
+    fingerprint: str | None
+    parity: dict[str, str]
+    reference_host: str
+    suspect_host: str
+    steps: int
+    """Steps compared, over all attempts; step 0 (the initial parameters) is not counted."""
+    steps_asked: int | None
+    sites: int
+    elements: int
+    mismatched_sites: int
+    """Cause ``compute`` only, exact."""
+    mismatched_elements: int
+    table: list[Counts]
+    """The paper's table: one line per phase x module, per-rank partials only."""
+    others: list[Counts]
+    """Every other tensor family, a line each."""
+    findings: dict[str, int]
+    """Outside every frequency: cause other than ``compute`` -> rows, and ``self_replay`` -> programs of the suspect
+    that differed from themselves."""
+    uncounted: int
+    """Mismatch rows whose tensor was never received."""
+    first: MismatchRecord | None
+    """Least (step, site number, rank) over all causes."""
+    first_rows: list[MismatchRecord]
+    """The ten first rows."""
+    ranks: dict[int, tuple[int, int]]
+    """Rank -> (mismatching tensors, elements)."""
+    layers: dict[int, tuple[int, int]]
+    replays: dict[str, int]
+    """Replay class -> mismatch rows of cause ``compute``."""
+    extents: dict[str, int]
+    bits: dict[int, list[int]]
+    """Width of the dtype in bits -> how often each bit differed, least significant first."""
+    severities: dict[int, int]
+    """floor(log10(median severity)) -> rows."""
+    no_severity: int
+    """Rows of cause ``compute`` in which no mismatching element has a finite non-zero relative difference."""
+    nonfinite: int
+    nullified: int
+    zero_reference: int
+    over_steps: list[StepPoint]
+    site_map: list[MapRow]
+    controls: list[ControlLine]
+    devices: list[str]
+    device_hours: float
+    bound: Bound | None
+    """Only of a run whose verdict is ``match``: an inconclusive run excludes nothing."""
+    rows: int
+    """Mismatch rows stored."""
+    rows_total: int
+    """Mismatch rows before the cap."""
+    capped: bool
+    link_bytes: int
+    full_bytes: int
+    busy_share: float | None
+    """Share of the steps' wall time in which the reference did not wait for its peer."""
+    duration_s: float
+    losses: list[tuple[int, float | None, float | None]]
+    """(step, reference, suspect) of the last attempt."""
+    faults: FaultTruth | None
+    """Only for a synthetic run."""
+    not_checked: list[str]
+
+    @property
+    def found(self) -> bool:
+        """Whether anything at all differed."""
+        return bool(self.mismatched_sites or self.rows_total or self.findings)
+
+    @property
+    def headline(self) -> str:
+        """The verdict sentence; for a run without a verdict, its state."""
+        if self.run.sentence:
+            return self.run.sentence
+        if self.run.verdict is None:
+            return f"{self.run.state}: no verdict yet" + (f" ({self.run.reason})" if self.run.reason else "")
+        return f"{self.run.verdict}: {self.run.reason or 'no reason was stored'}"
+
+
+def summarise(records: RunRecords) -> RunSummary:
+    """Everything that is shown of a run, from its stored records; the order of the records does not matter."""
+    steps = sorted(records.steps, key=lambda s: (s.attempt, s.step))
+    rows = sorted(records.mismatches, key=parts.row_order)
+    compute = [row for row in rows if row.cause is Cause.COMPUTE]
+    lines = parts.class_counts(steps, compute)
+    mismatched_sites = sum(c.mismatched_sites for c in lines)
+    elements = sum(c.elements for c in lines)
+    real_steps = sum(s.step > 0 for s in steps)
+    hours = parts.device_hours(records)
+    rows_total = max(sum(s.rows for s in steps), len(rows))
+    capped = any(c.capped for c in records.closings) or rows_total > len(rows)
+    duration = sum(s.duration_s for s in steps)
+    last = max(records.attempts, key=lambda a: a.attempt, default=None)
+    findings = dict(Counter(row.cause.value for row in rows if row.cause is not Cause.COMPUTE))
+    if unlike := sum(
+        not c.ok and c.role is Role.SUSPECT and c.name in (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END)
+        for c in records.controls
+    ):
+        findings["self_replay"] = unlike
+    steps_asked = records.run.spec.get("steps")
+    extents, severities = Counter[str](), Counter[int]()
+    for row in compute:
+        extents[row.extent.value if row.extent else "unknown"] += 1
+        if row.severity_median:
+            severities[parts.decade(row.severity_median)] += 1
+    summary = RunSummary(
+        run=records.run,
+        attempts=len(records.attempts),
+        attempts_closed=sum(a.state == AttemptState.CLOSED for a in records.attempts),
+        fingerprint=last.fingerprint if last else None,
+        parity=dict(last.parity) if last else {},
+        reference_host=last.reference_host if last else "",
+        suspect_host=last.suspect_host if last else "",
+        steps=real_steps,
+        steps_asked=steps_asked if isinstance(steps_asked, int) else None,
+        sites=sum(c.sites for c in lines),
+        elements=elements,
+        mismatched_sites=mismatched_sites,
+        mismatched_elements=sum(c.mismatched_elements for c in lines),
+        table=[c for c in lines if in_frequency(c.family)],
+        others=[c for c in lines if not in_frequency(c.family)],
+        findings=findings,
+        uncounted=sum(row.mismatched is None for row in rows),
+        first=rows[0] if rows else None,
+        first_rows=rows[:10],
+        ranks=parts.group(rows, lambda row: row.rank),
+        layers=parts.group(rows, lambda row: row.layer),
+        replays={c.value: n for c in ReplayClass if (n := sum(row.replay is c for row in compute))},
+        extents=dict(extents.most_common()),
+        bits=parts.bits(compute),
+        severities=dict(sorted(severities.items())),
+        no_severity=sum(row.mismatched is not None and not row.severity_median for row in compute),
+        nonfinite=sum(row.nonfinite or 0 for row in compute),
+        nullified=sum(row.nullified or 0 for row in compute),
+        zero_reference=sum(row.zero_reference or 0 for row in compute),
+        over_steps=[parts.point(s) for s in steps],
+        site_map=parts.site_map(rows),
+        controls=parts.controls(records),
+        devices=sorted({d for c in records.closings for d in c.devices}),
+        device_hours=hours,
+        bound=parts.bound(real_steps, hours, elements) if records.run.verdict == Verdict.MATCH else None,
+        rows=len(rows),
+        rows_total=rows_total,
+        capped=capped,
+        link_bytes=sum(s.link_bytes for s in steps),
+        full_bytes=sum(s.full_bytes for s in steps),
+        busy_share=sum(s.busy_s for s in steps) / duration if duration > 0 else None,
+        duration_s=duration,
+        losses=[
+            (s.step, s.loss_reference, s.loss_suspect)
+            for s in steps
+            if last and s.attempt == last.attempt and s.loss_reference is not None
+        ],
+        faults=parts.fault_truth(records.faults, compute) if records.run.synthetic else None,
+        not_checked=[],
+    )
+    summary.not_checked.extend(_not_checked(summary, records))
+    return summary
+
+
+def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
+    """What a reader must not conclude from this run, most important first."""
+    out = []
+    missing = [f"{c.name.replace('_', ' ')} ({c.role})" for c in s.controls if c.status == "missing"]
+    if missing:
+        out.append(f"Controls that were never recorded: {', '.join(missing)}.")
+    if s.attempts > s.attempts_closed:
+        open_ = s.attempts - s.attempts_closed
+        out.append(f"{formats.plural(open_, 'attempt')} of {s.attempts} ended without a closing record.")
+    if s.steps_asked is not None and s.steps < s.steps_asked:
+        out.append(f"Steps {s.steps + 1} to {s.steps_asked}: the run ended after {formats.plural(s.steps, 'step')}.")
+    if s.uncounted:
+        out.append(
+            f"The extent of {formats.plural(s.uncounted, 'mismatch', 'mismatches')}: the tensor was never received."
+        )
+    if s.capped:
+        out.append(
+            f"Severity, bits, place and replay class of {s.rows_total - s.rows:,} of {s.rows_total:,} mismatch rows: "
+            "the cap of rows per run was reached (the totals are exact)."
+        )
+    if unplayed := s.replays.get(ReplayClass.NOT_REPLAYED, 0):
+        out.append(
+            f"Whether {formats.plural(unplayed, 'mismatch', 'mismatches')} would repeat: outside the replay budget."
+        )
+    tp = records.run.spec.get("tp")
+    if isinstance(tp, int) and s.devices and len(s.devices) < tp:
+        out.append(f"Devices other than {', '.join(s.devices)}.")
+    if not s.devices:
+        out.append("Which devices were covered: no closing record names them.")
+    mode = records.run.spec.get("sync")
+    if mode in ("digest", "optimistic"):
+        out.append(
+            "The bits of a tensor whose 64-bit digests are equal: a digest can collide (see the docs for its bound)."
+        )
+    out.append(
+        "Communication between nodes, other models, shapes, dtypes and executables, and other temperatures, clocks and "
+        "loads than those of this run; keeping the sides in step can lower utilisation, and with it the rate of errors."
+    )
+    if s.run.workload == Workload.SUBMODULE:
+        out.append(
+            "What corruption does to a gradient or to a whole training: backward programs take the reference's inputs "
+            "and recompute their forward from them, so no error reaches a later site."
+        )
+    if s.run.verdict == Verdict.MATCH:
+        out.append("Corruption that is rarer than the bound above: one clean run does not clear a node.")
+    return out
