@@ -28,6 +28,8 @@ from tandem.sites import Site
 from tandem.spec import validate
 from tandem.vocabulary import Module, Phase
 
+BitName = Literal["uniform", "exponent", "mantissa", "sign"]
+
 LOGGED = LOGGED_ELEMENTS = 16
 """Flat indices that the ground-truth log keeps per site and rank."""
 MAX_ELEMENTS = 64
@@ -36,25 +38,23 @@ MAX_BITS = 4
 """Largest ``count`` of drawn bits."""
 SLOTS = 4
 """Faults that may act on one tensor at once."""
-SLOT_WORDS = 44
+SLOT_WORDS = 76
 WIDTH = 1 + SLOTS * SLOT_WORDS
 """u32 words of one row: the number of slots used, then the slots. All zeros: nothing is injected."""
 
 # words of a slot; tandem_worker.inject reads them
 KIND, MODE, AMOUNT, KEY0, KEY1, MASK, KEEP, DRAWN, NAMED, LANE, LANE_WIDTH, FACTOR, TABLE = range(13)
-"""KIND: of ``KINDS``; MODE: of ``MODES``; AMOUNT: the rate's threshold or the number of elements;
-KEY0, KEY1: key of the draws; MASK: bits to flip or force to 1, or the support of the drawn bits; KEEP:
-bits that are not forced to 0; DRAWN: number of bits to draw (0: flip MASK); NAMED: 1 + index into ``BIT_NAMES``, or 0: the
-distribution is in TABLE (31 cumulative thresholds); FACTOR: fp32 bits."""
+"""KIND: of ``KINDS``. MODE: of ``MODES``. AMOUNT: the rate's threshold or the number of elements.
+KEY0, KEY1: key of the draws. MASK: bits to flip or force to 1, or the support of the drawn bits. KEEP:
+bits that are not forced to 0. DRAWN: number of bits to draw (0: flip MASK). NAMED: 1 + index into
+``BIT_NAMES``, or 0: the distribution is in TABLE (``alias_table``). FACTOR: fp32 bits."""
 KINDS = ("flip", "zero", "stuck", "scale")
 MODES = ("rate", "all", "elements")
-BIT_NAMES = ("uniform", "exponent", "mantissa", "sign")
+BIT_NAMES: tuple[BitName, ...] = ("uniform", "exponent", "mantissa", "sign")
 FAMILIES = ("out", "reduced", "dx", "dw", "grad_norm", "param", "moment")
 
 _EXPONENT = {"float32": 8, "float16": 5, "bfloat16": 8}
 _MASK64 = (1 << 64) - 1
-
-BitName = Literal["uniform", "exponent", "mantissa", "sign"]
 
 
 def dtype_bits(dtype: str) -> int:
@@ -97,7 +97,7 @@ def _bits(value: Any) -> BitName | tuple[int, ...] | dict[int, float]:
     if isinstance(value, str):
         if value not in BIT_NAMES:
             raise ValueError(f"{value!r} is no bit distribution: use {', '.join(BIT_NAMES)}, positions, or weights")
-        return value  # type: ignore[return-value] # checked just above
+        return value
     if isinstance(value, dict):
         weights = {_position(k): v for k, v in value.items()}
         good = all(
@@ -494,9 +494,9 @@ def _fill(slot: npt.NDArray[np.uint32], f: Fault, key: int) -> None:
             slot[MASK] = sum(1 << b for b in f.bits)
         case "flip" if isinstance(f.bits, dict):
             slot[DRAWN], slot[MASK] = f.count, sum(1 << b for b in f.bits)
-            slot[TABLE : TABLE + 31] = cumulative(f.bits)
+            slot[TABLE : TABLE + 64] = alias_table(f.bits)
         case "flip":
-            slot[DRAWN], slot[NAMED] = f.count, 1 + BIT_NAMES.index(str(f.bits))
+            slot[DRAWN], slot[NAMED] = f.count, 1 + BIT_NAMES.index(f.bits)
         case "stuck":
             slot[MASK] = sum(1 << b for b in f.set_bits)
             slot[KEEP] = 0xFFFFFFFF ^ sum(1 << b for b in f.clear_bits)
@@ -507,14 +507,27 @@ def _fill(slot: npt.NDArray[np.uint32], f: Fault, key: int) -> None:
             pass
 
 
-def cumulative(weights: dict[int, float]) -> npt.NDArray[np.uint32]:
-    """Thresholds of a distribution over bits: u32 ``[31]``.
+def alias_table(weights: dict[int, float]) -> npt.NDArray[np.uint32]:
+    """A distribution over bits for constant-time draws: u32 ``[64]``, thresholds then aliases.
 
-    A uniform 32-bit draw h gives the bit "number of thresholds that are <= h".
+    Walker's method (1977) in Vose's form: a draw picks one of 32 columns evenly, then the column's own bit where a second
+    uniform u32 is below the threshold, else its alias.
     """
-    share = np.zeros(32)
-    share[list(weights)] = list(weights.values())
-    return np.minimum(np.round(np.cumsum(share / share.sum())[:31] * 2.0**32), 2.0**32 - 1).astype(np.uint32)
+    total = sum(weights.values())
+    share = {bit: 32 * weights.get(bit, 0.0) / total for bit in range(32)}
+    table = np.zeros(64, np.uint32)
+    small = [bit for bit, p in share.items() if p < 1]
+    large = [bit for bit, p in share.items() if p >= 1]
+    while small and large:
+        bit, giver = small.pop(), large[-1]
+        table[bit] = min(round(share[bit] * 2**32), 2**32 - 1)
+        table[32 + bit] = giver
+        share[giver] -= 1 - share[bit]
+        if share[giver] < 1:
+            small.append(large.pop())
+    for bit in (*small, *large):  # what is left is 1 but for rounding
+        table[bit], table[32 + bit] = 2**32 - 1, bit
+    return table
 
 
 def _explicit_bits(f: Fault) -> tuple[int, ...]:
