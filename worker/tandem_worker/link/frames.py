@@ -50,6 +50,7 @@ Word: TypeAlias = Annotated[str, Meta(max_length=256)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
 Lanes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME // 2)]
 """Digests as little-endian u32, C order of [R, n, 2]."""
+Purpose: TypeAlias = Literal["output", "input", "control", "full"]
 Pair: TypeAlias = tuple[Small, Small]
 Pairs: TypeAlias = Annotated[list[Pair], Meta(max_length=65536)]
 Parity: TypeAlias = Annotated[dict[Word, Text], Meta(max_length=4096)]
@@ -170,8 +171,6 @@ class Begin(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 
     step: Step
     sync: SyncMode
-    last: bool
-    """Whether no step follows."""
     window: Annotated[int, Meta(ge=1, le=2**20)]
 
 
@@ -192,10 +191,12 @@ class Confirm(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Mismatch(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The reference asks for the tensors whose digests differ."""
+    """The reference asks for input digests, the tensors whose digests differ, and replays, answered in this order."""
 
     wanted: Pairs
     """(output, rank)."""
+    repeats: Small
+    """Replays from the same inputs; 0: none."""
 
 
 class InputDigests(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -210,16 +211,10 @@ class InputsUnequal(_Located, frozen=True, tag=True, forbid_unknown_fields=True)
     unequal: Pairs
 
 
-class SendInputs(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The reference asks for inputs, as (input, rank)."""
-
-    wanted: Pairs
-
-
 class Tensor(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
     """One rank's tensor; its bytes (C order, little-endian) follow as the message's second part."""
 
-    purpose: Literal["output", "input", "control", "full"]
+    purpose: Purpose
     index: Small
     """Place among the op's outputs (or inputs)."""
     rank: Small
@@ -238,10 +233,12 @@ class Tensor(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
         return math.prod(self.shape) * ITEMSIZE[self.dtype]
 
 
-class Replay(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The reference asks for ``repeats`` replays of one op from the same inputs."""
+class Resend(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
+    """A tensor arrived changed: its digest was not the one that its sender claimed."""
 
-    repeats: Annotated[int, Meta(ge=1, le=4096)]
+    purpose: Purpose
+    index: Small
+    rank: Small
 
 
 class ReplayDigests(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -251,16 +248,22 @@ class ReplayDigests(_Located, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Resume(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The suspect goes on after ``op``; ``generation`` is the new one."""
+    """The suspect goes on after ``op``, or with ``op`` again."""
 
+    new_generation: Generation
     rollback: bool
     """Whether it discards what it computed after ``op``."""
+    rerun: bool
+    """Whether it runs ``op`` again, its inputs having been repaired."""
 
 
 class Overwritten(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The suspect's digests of the buffers that it overwrote."""
+    """The suspect's digest of one tensor that it overwrote."""
 
-    lanes: Lanes
+    purpose: Purpose
+    index: Small
+    rank: Small
+    lanes: Annotated[bytes, Meta(min_length=8, max_length=8)]
 
 
 class FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -328,6 +331,10 @@ class Stop(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     reason: Word
 
 
+class Finish(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
+    """No step follows: the end controls come next."""
+
+
 class Close(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     """The reference ends the attempt; the suspect answers `Bye`."""
 
@@ -345,8 +352,8 @@ class Bye(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 
 Frame: TypeAlias = (
     Attach | Attached | Ack | Heartbeat | Refuse | Chunk | Hello | Welcome | KnownReduction | Begin | Ready | Digests
-    | Confirm | Mismatch | InputDigests | InputsUnequal | SendInputs | Tensor | Replay | ReplayDigests | Resume
-    | Overwritten | FaultLog | StepDone | SelfReplay | PositiveControl | Stop | Close | Bye
+    | Confirm | Mismatch | InputDigests | InputsUnequal | Tensor | Resend | ReplayDigests | Resume
+    | Overwritten | FaultLog | StepDone | SelfReplay | PositiveControl | Stop | Finish | Close | Bye
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

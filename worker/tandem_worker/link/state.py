@@ -60,7 +60,7 @@ class Progress:
     def touch(self) -> None:
         """Something was done: an op dispatched, a frame handled, a replay finished, a chunk loaded."""
         with self._lock:
-            self._own = replace(self._own, counter=self._own.counter + 1, touched_at=self._clock())
+            self._switch(self._own.activity, self._own.what)
 
     def enter(self, activity: Activity, what: str = "") -> None:
         """The main thread turns to something else."""
@@ -77,8 +77,8 @@ class Progress:
         """A step ended after ``busy_s`` seconds in which this side did not wait."""
         with self._lock:
             longest = max(self._own.longest_step_s, busy_s)
-            own = self._own
-            self._own = replace(own, counter=own.counter + 1, touched_at=self._clock(), longest_step_s=longest)
+            self._switch(self._own.activity, self._own.what)
+            self._own = replace(self._own, longest_step_s=longest)
 
     @contextmanager
     def during(self, activity: Activity, what: str = "") -> Iterator[None]:
@@ -185,7 +185,7 @@ class PeerState:
             self._peer = new
 
     def excuse(self, lost_s: float) -> None:
-        """This process stood still for ``lost_s`` seconds: the peer's silence meanwhile is not its fault."""
+        """The own process stood still for ``lost_s`` seconds: the peer's silence meanwhile is not its fault."""
         with self._lock:
             p = self._peer
             self._peer = replace(
