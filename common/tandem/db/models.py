@@ -74,6 +74,8 @@ class Run(Base):
     reason: Mapped[str] = mapped_column(server_default=_EMPTY)
     sentence: Mapped[str] = mapped_column(server_default=_EMPTY)
     finished_at: Mapped[datetime | None]
+    supervisor: Mapped[dict[str, Any]] = mapped_column(server_default=_NO_KEYS)
+    """Identity of the process that supervises the run (``tandem.db.liveness``)."""
     records_dropped_at: Mapped[datetime | None]
     """When retention dropped the run's steps, mismatches, faults and evaluations."""
 
@@ -99,8 +101,6 @@ class Attempt(Base):
     suspect_host: Mapped[str] = mapped_column(server_default=_EMPTY)
     devices: Mapped[int] = mapped_column(Integer, server_default=sql("1"))
     """Devices of the suspect: seconds of a step times this are its device-seconds."""
-    supervisor: Mapped[dict[str, Any]] = mapped_column(server_default=_NO_KEYS)
-    """Identity of the process that supervises the attempt (``tandem.db.liveness``)."""
 
 
 class Step(Base):

@@ -1,0 +1,229 @@
+"""Reads: runs and their records. Everything is ordered, so that what is computed from it never depends on chance."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import BigInteger, Connection, Engine, and_, cast, func, literal_column, select
+from sqlalchemy.exc import DBAPIError
+
+from tandem.db.engine import unreachable
+from tandem.db.models import Attempt, Base, Control, Fault, Mismatch, Run, Step
+from tandem.db.rows import LAYOUTS
+from tandem.errors import DatabaseError
+from tandem.records import (
+    AttemptRow,
+    ClosingRecord,
+    ControlRecord,
+    FaultRecord,
+    MismatchRecord,
+    RunRecords,
+    RunRow,
+    StepRecord,
+)
+
+T = TypeVar("T")
+_MAX_LIMIT = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCounts:
+    """Rows stored of one attempt; what the closing record is checked against."""
+
+    steps: int
+    mismatches: int
+    controls: int
+    faults: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummaryRow:
+    """A run with its totals over all attempts."""
+
+    run: RunRow
+    attempts: int
+    steps: int
+    """Step rows, step 0 included."""
+    sites: int
+    elements: int
+    mismatched_sites: int
+    mismatched_elements: int
+
+
+def load_run(engine: Engine, run_id: UUID) -> RunRecords:
+    """Everything stored of a run, from one snapshot.
+
+    Raises:
+        DatabaseError: no such run, or the database failed.
+    """
+    try:
+        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
+            return load(conn, run_id)
+    except DBAPIError as error:
+        raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+
+
+def load(conn: Connection, run_id: UUID) -> RunRecords:
+    """As ``load_run``, in the caller's transaction."""
+    run = conn.execute(select(*_columns(Run, RunRow)).where(Run.run_id == run_id)).one_or_none()
+    if run is None:
+        raise DatabaseError(f"there is no run {run_id}: list them with `tandem runs`")
+    attempts = conn.execute(
+        select(*_columns(Attempt, AttemptRow)).where(Attempt.run_id == run_id).order_by(Attempt.attempt)
+    )
+    return RunRecords(
+        run=_row(run, RunRow),
+        attempts=[_row(row, AttemptRow) for row in attempts],
+        steps=_records(conn, run_id, StepRecord),
+        mismatches=_records(conn, run_id, MismatchRecord),
+        controls=_records(conn, run_id, ControlRecord),
+        faults=_records(conn, run_id, FaultRecord),
+        closings=closings(conn, run_id),
+    )
+
+
+def closings(conn: Connection, run_id: UUID) -> list[ClosingRecord]:
+    """Closing records of a run's attempts."""
+    return _records(conn, run_id, ClosingRecord)
+
+
+def stored_counts(engine: Engine, run_id: UUID, attempt: int) -> StoredCounts:
+    """Count the rows of an attempt.
+
+    Raises:
+        DatabaseError: the database failed.
+    """
+
+    def count(model: Any) -> Any:
+        where = and_(model.run_id == run_id, model.attempt == attempt)
+        return select(func.count()).select_from(model).where(where).scalar_subquery()
+
+    try:
+        with engine.connect() as conn:
+            row = conn.execute(select(count(Step), count(Mismatch), count(Control), count(Fault))).one()
+            return StoredCounts(*row)
+    except DBAPIError as error:
+        raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+
+
+def list_runs(
+    engine: Engine,
+    limit: int = 50,
+    *,
+    node: str | None = None,
+    verdict: str | None = None,
+    state: str | None = None,
+    workload: str | None = None,
+    kind: str | None = None,
+    synthetic: bool | None = None,
+    before: UUID | None = None,
+) -> list[RunSummaryRow]:
+    """Runs with their totals, newest first.
+
+    Args:
+        engine: the database.
+        limit: most runs.
+        node: on either side.
+        verdict: ``match``, ``mismatch`` or ``inconclusive``.
+        state: ``running`` or ``finished``.
+        workload: of the run.
+        kind: of the run.
+        synthetic: only synthetic, or only real runs.
+        before: only runs older than this one (the last of the page before).
+
+    Raises:
+        DatabaseError: the database failed.
+    """
+    query = select(Run).order_by(Run.run_id.desc()).limit(max(1, min(limit, _MAX_LIMIT)))
+    wanted = {"verdict": verdict, "state": state, "workload": workload, "kind": kind, "synthetic": synthetic}
+    for name, value in wanted.items():
+        if value is not None:
+            query = query.where(getattr(Run, name) == value)
+    if node is not None:
+        query = query.where((Run.suspect_node == node) | (Run.reference_node == node))
+    if before is not None:
+        query = query.where(Run.run_id < before)
+    page = query.subquery()
+    attempts = select(func.count()).where(Attempt.run_id == page.c.run_id).scalar_subquery()
+    each = func.jsonb_each(Step.classes).table_valued("key", "value").lateral("each")
+    numbers = [
+        func.coalesce(func.sum(cast(literal_column(f"each.value->>{i}"), BigInteger)), 0).cast(BigInteger)
+        for i in range(4)
+    ]
+    totals = (
+        select(*(n.label(f"n{i}") for i, n in enumerate(numbers)))
+        .select_from(Step)
+        .outerjoin(each, literal_column("true"))
+        .where(Step.run_id == page.c.run_id)
+        .lateral("totals")
+    )
+    steps = select(func.count()).select_from(Step).where(Step.run_id == page.c.run_id).scalar_subquery()
+    names = RunRow.__struct_fields__
+    statement = (
+        select(*(page.c[n] for n in names), attempts, steps, totals.c.n0, totals.c.n1, totals.c.n2, totals.c.n3)
+        .select_from(page)
+        .join(totals, literal_column("true"))
+        .order_by(page.c.run_id.desc())
+    )
+    try:
+        with engine.connect() as conn:
+            rows = conn.execute(statement).all()
+    except DBAPIError as error:
+        raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+    return [RunSummaryRow(_row(row[: len(names)], RunRow), *row[len(names) :]) for row in rows]
+
+
+def find_run(engine: Engine, prefix: str) -> UUID:
+    """The run whose id begins with ``prefix`` (dashes may be left out), or the newest one for ``last``.
+
+    Raises:
+        DatabaseError: none or several.
+    """
+    wanted = prefix.strip().lower().replace("-", "")
+    try:
+        with engine.connect() as conn:
+            if wanted == "last":
+                newest = conn.scalar(select(Run.run_id).order_by(Run.run_id.desc()).limit(1))
+                if newest is None:
+                    raise DatabaseError("there is no run yet: start one with `tandem run`")
+                return newest
+            if not re.fullmatch(r"[0-9a-f]{1,32}", wanted):
+                raise DatabaseError(f"{prefix!r} is no run id: give its first characters, or `last`")
+            low, high = UUID(wanted.ljust(32, "0")), UUID(wanted.ljust(32, "f"))
+            found = conn.scalars(
+                select(Run.run_id).where(Run.run_id.between(low, high)).order_by(Run.run_id.desc()).limit(4)
+            ).all()
+    except DBAPIError as error:
+        raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+    if not found:
+        raise DatabaseError(f"no run begins with {prefix}: list them with `tandem runs`")
+    if len(found) > 1:
+        more = " ..." if len(found) > 3 else ""
+        raise DatabaseError(
+            f"several runs begin with {prefix}: {', '.join(map(str, found[:3]))}{more}: give more of it"
+        )
+    return found[0]
+
+
+def _columns(model: type[Base], row: type[Any]) -> list[Any]:
+    return [getattr(model, name) for name in row.__struct_fields__]
+
+
+def _row(values: Any, cls: type[T]) -> T:
+    fields = zip(cls.__struct_fields__, values, strict=True)  # type: ignore[attr-defined]
+    plain = {name: value.timestamp() if isinstance(value, datetime) else value for name, value in fields}
+    return msgspec.convert(plain, cls)
+
+
+def _records(conn: Connection, run_id: UUID, cls: type[T]) -> list[T]:
+    layout = LAYOUTS[cls]
+    columns = [layout.table.c[name] for name in layout.columns]
+    rows = conn.execute(
+        select(*columns).where(layout.table.c.run_id == run_id).order_by(*layout.table.primary_key.columns)
+    )
+    return [layout.restore(row) for row in rows]
