@@ -104,8 +104,9 @@ class Progress:
     def excuse(self, lost_s: float) -> None:
         """The whole process stood still for ``lost_s`` seconds (suspended): nobody's fault."""
         with self._lock:
-            own = self._own
-            self._own = replace(own, touched_at=own.touched_at + lost_s, step_at=own.step_at + lost_s)
+            own, now = self._own, self._clock()
+            touched_at, step_at = min(own.touched_at + lost_s, now), min(own.step_at + lost_s, now)
+            self._own = replace(own, touched_at=touched_at, step_at=step_at)
 
     def _switch(self, activity: Activity, what: str) -> None:
         own, now = self._own, self._clock()
@@ -134,7 +135,8 @@ class Peer:
     step: int = 0
     step_at: float = 0.0
     activity: Activity = Activity.STARTING
-    activity_at: float = 0.0
+    beat_at: float = 0.0
+    """When its last heartbeat arrived."""
     aside_s: float = 0.0
     """Seconds of its current step seen in replays."""
 
@@ -146,7 +148,7 @@ class PeerState:
         self._clock = clock
         self._lock = threading.Lock()
         now = clock()
-        self._peer = Peer(now, counter_at=now, step_at=now, activity_at=now)
+        self._peer = Peer(now, counter_at=now, step_at=now, beat_at=now)
 
     def look(self) -> Peer:
         with self._lock:
@@ -173,26 +175,22 @@ class PeerState:
         activity = Activity(state) if state in frozenset(Activity) else Activity.COMPUTING
         with self._lock:
             old = self._peer
-            new = replace(old, frame_at=now)
+            new = replace(old, frame_at=now, beat_at=now, activity=activity)
             if counter != old.counter:
                 new = replace(new, counter=counter, counter_at=now)
             if step != old.step:
                 new = replace(new, step=step, step_at=now, aside_s=0.0)
             elif old.activity is Activity.REPLAYING:
-                new = replace(new, aside_s=old.aside_s + now - old.frame_at)
-            if activity is not old.activity:
-                new = replace(new, activity=activity, activity_at=now)
+                new = replace(new, aside_s=old.aside_s + now - old.beat_at)
             self._peer = new
 
     def excuse(self, lost_s: float) -> None:
         """The own process stood still for ``lost_s`` seconds: the peer's silence meanwhile is not its fault."""
         with self._lock:
-            p = self._peer
-            self._peer = replace(
-                p,
-                started_at=p.started_at + lost_s, lost_at=p.lost_at + lost_s, frame_at=p.frame_at + lost_s,
-                counter_at=p.counter_at + lost_s, step_at=p.step_at + lost_s, activity_at=p.activity_at + lost_s,
-            )  # fmt: skip
+            now = self._clock()
+            times = ("started_at", "lost_at", "frame_at", "counter_at", "step_at", "beat_at")
+            moved = {name: min(getattr(self._peer, name) + lost_s, now) for name in times}
+            self._peer = replace(self._peer, **moved)
 
     def _set(self, **changes: object) -> None:
         with self._lock:
