@@ -40,7 +40,7 @@ def block_backward(
     g_BxPxH: Array,
     tap: Tap = no_tap,
 ) -> tuple[Array, ...]:
-    """Gradients of `attention` or `feed_forward`: ``dx`` ``[B, S, H]`` partial, ``dw.norm`` fp32 partial, the other ``dw``."""
+    """Gradients of `attention` or `feed_forward`: ``dx`` and ``dw.norm`` (fp32) partial, then the other ``dw``."""
     g_BxSxH = tap(gather_sequence(g_BxPxH))
     _, vjp = jax.vjp(partial(submodule, model), gather_sequence(x_BxPxH), norm_H.astype(jnp.float32), *weights)
     return tuple(vjp(g_BxSxH))
@@ -58,8 +58,8 @@ def head_backward(
 ) -> tuple[Array, Array, Array]:
     """Gradients of the mean loss: ``dx`` partial, ``dw.norm`` fp32 partial, ``dw.unembedding``.
 
-    d loss / d logit = (softmax * (1 + 2 z lse) - onehot) / (B * S), with softmax = exp(logit - lse) from the synchronised
-    log-sum-exp; chunked over the vocabulary, so that logits are never materialised whole.
+    d loss / d logit = (softmax * (1 + 2 z lse) - onehot) / (B * S), with softmax = exp(logit - lse) from the
+    synchronised log-sum-exp; chunked over the vocabulary, so that logits are never materialised whole.
     """
     dtype, rows = x_BxPxH.dtype, unembedding_VxH.shape[0]
     normed_BxSxH, norm_vjp = jax.vjp(

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh
 from tandem.errors import SetupError
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem_worker.chain import Chain, Plan, TensorSpec
-from tandem_worker.model.compile import compile_digest, compile_program, fingerprint
+from tandem_worker.model.compile import CompiledProgram, compile_digest, compile_program, fingerprint
 from tandem_worker.model.forward import AXIS
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.programs import bodies, example_ops
@@ -66,12 +66,12 @@ def build_chain(
     examples = example_ops(plan)
     report = on_program or (lambda *_: None)
     total = len(found) + len(specs)
-    programs = {}
+    programs: dict[str, CompiledProgram] = {}
     for name, body in found.items():
         report(name, len(programs), total)
         inputs, outputs = (_specs(plan, slots) for slots in (examples[name].inputs, examples[name].outputs))
         programs[name] = compile_program(name, body, inputs, outputs, mesh, synthetic)
-    digests = {}
+    digests: dict[TensorSpec, Any] = {}
     for spec in specs:
         report(f"digest {_label(spec)}", len(programs) + len(digests), total)
         digests[spec] = compile_digest(spec, mesh)

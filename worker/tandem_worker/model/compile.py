@@ -1,8 +1,10 @@
 """Ahead-of-time compilation of one program: the body, the injector, the digests, and the fingerprint.
 
-Inside every program, after the outputs are cast to their stored dtype: the injector (synthetic builds only), an optimisation
-barrier, then the digests of what lies behind the barrier. The barrier keeps the compiler from hashing a recomputed
-copy of an output instead of the stored one; its cost is one pass over the outputs.
+Inside every program, after the outputs are cast to their stored dtype: the injector (synthetic builds only), an
+optimisation barrier, then the digests of what lies behind the barrier. The barrier keeps the compiler from hashing a
+recomputed copy of an output instead of the stored one; its cost is one pass over the outputs. XLA:CPU drops the barrier
+before it fuses and does make such copies (of the update's cheap element-wise producers), so there the digests are the
+branch of a conditional, which no fusion crosses.
 """
 
 from __future__ import annotations
@@ -100,9 +102,8 @@ def compile_program(
                 values[i], log = inject.apply(value, rows[i])
                 changes.append(log)
             changes.append(tapped[0] if tapped else _untouched())
-        stored = lax.optimization_barrier(tuple(values))
-        digests = jnp.stack([digest.lanes(v) for v in stored])
-        result = (tuple(v[None] for v in stored), digests[None])
+        stored, digests = _store_and_digest(tuple(values), conditional=mesh.devices.flat[0].platform == "cpu")
+        result = (stored, digests[None])
         return (*result, jnp.stack(changes)[None]) if synthetic else result
 
     arguments = [rank_major(spec, mesh) for spec in inputs]
@@ -134,6 +135,23 @@ def fingerprint(compiled: Any) -> str:
         except (AttributeError, NotImplementedError, RuntimeError):
             raw = compiled.as_text().encode()
     return hashlib.sha256(raw).hexdigest()
+
+
+def _store_and_digest(values: tuple[Array, ...], *, conditional: bool) -> tuple[tuple[Array, ...], Array]:
+    """The outputs, rank-major behind a barrier, and the digests u32 ``[n, 2]`` of exactly these.
+
+    The reshape to rank-major comes before the barrier: after it, it would be fused with a second copy of the producer.
+    """
+    stored: tuple[Array, ...] = lax.optimization_barrier(tuple(v[None] for v in values))
+
+    def digests(*tensors: Array) -> Array:
+        return jnp.stack([digest.lanes(t[0]) for t in tensors])
+
+    if not conditional:
+        return stored, digests(*stored)
+    # Always true, which the compiler cannot know.
+    there = lax.axis_index(AXIS) < 2**30
+    return stored, lax.cond(there, digests, lambda *_: jnp.zeros((len(stored), 2), jnp.uint32), *stored)
 
 
 def _untouched() -> Array:

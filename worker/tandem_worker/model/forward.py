@@ -1,7 +1,8 @@
 """The forward submodules, as one TP rank computes them inside ``shard_map``.
 
-Names end in their shape: B batch, S sequence, P = S/R the rank's piece of it, H hidden, K KV heads of the rank, G query heads
-per KV head, D head size, F FFN width of the rank, V vocabulary rows of the rank, T = B*S tokens. Matrices are [in, out].
+Names end in their shape: B batch, S sequence, P = S/R the rank's piece of it, H hidden, Q columns of ``wq``, K KV heads
+of the rank, G query heads per KV head, D head size, F FFN width of the rank, V vocabulary rows of the rank. Matrices
+are [in, out].
 
 Every function takes ``tap``: the inner fault point, the identity in a real build.
 
@@ -34,6 +35,10 @@ LOGITS_BYTES = 64 * 2**20
 """Upper bound of one rank's materialised fp32 logits: the head walks the vocabulary in chunks of this size."""
 
 
+_HIDDEN = np.finfo(np.float32).min
+"""Score of a key that a query must not see."""
+
+
 def no_tap(x: Array) -> Array:
     """The tap of a real build, and of a forward recomputed inside a backward program."""
     return x
@@ -46,9 +51,32 @@ def gather_sequence(x_BxPxH: Array) -> Array:
 
 def product(subscripts: str, *operands: Array, out: Any = None) -> Array:
     """`einsum` with fp32 accumulation; the result in the first operand's dtype, or in ``out``."""
-    return jnp.einsum(
+    result: Array = jnp.einsum(
         subscripts, *operands, precision=lax.Precision.HIGHEST, preferred_element_type=out or operands[0].dtype
     )
+    return result
+
+
+@jax.custom_vjp
+def linear(x_BxSxI: Array, w_IxO: Array) -> Array:
+    """``x @ w``, with a gradient of ``w`` that is computed in its stored layout.
+
+    The transposed product that automatic differentiation makes is copied into that layout afterwards, and the
+    digest would then read what precedes the copy.
+    """
+    return product("bsi,io->bso", x_BxSxI, w_IxO)
+
+
+def _linear_forward(x_BxSxI: Array, w_IxO: Array) -> tuple[Array, tuple[Array, Array]]:
+    return linear(x_BxSxI, w_IxO), (x_BxSxI, w_IxO)
+
+
+def _linear_backward(saved: tuple[Array, Array], g_BxSxO: Array) -> tuple[Array, Array]:
+    x_BxSxI, w_IxO = saved
+    return product("bso,io->bsi", g_BxSxO, w_IxO), product("bsi,bso->io", x_BxSxI, g_BxSxO)
+
+
+linear.defvjp(_linear_forward, _linear_backward)
 
 
 def rms_norm(x_BxSxH: Array, weight_H: Array, eps: float) -> Array:
@@ -97,11 +125,13 @@ def rotate(x_BxSxNxD: Array, cos_SxD: Array, sin_SxD: Array) -> Array:
 
 
 def rotary_tables(model: ModelConfig, sequence: int) -> tuple[Array, Array]:
-    """Cosines and sines, fp32 ``[S, D]``."""
-    positions = jnp.arange(sequence, dtype=jnp.float32)
-    angles_SxD2 = positions[:, None] * jnp.asarray(inverse_frequencies(model))[None, :]
-    angles_SxD = jnp.concatenate((angles_SxD2, angles_SxD2), axis=-1)
-    return jnp.cos(angles_SxD), jnp.sin(angles_SxD)
+    """Cosines and sines, fp32 ``[S, D]``: constants of the executable, and so part of its fingerprint.
+
+    The angles are rounded to fp32 as in transformers; their cosines are computed in fp64 and rounded once.
+    """
+    angles_SxD2 = np.arange(sequence, dtype=np.float32)[:, None] * inverse_frequencies(model)[None, :]
+    angles_SxD = np.concatenate((angles_SxD2, angles_SxD2), axis=-1).astype(np.float64)
+    return jnp.asarray(np.cos(angles_SxD), jnp.float32), jnp.asarray(np.sin(angles_SxD), jnp.float32)
 
 
 def attention(
@@ -123,16 +153,16 @@ def attention(
     kv = wk_HxKD.shape[1] // dim
     normed_BxSxH = rms_norm(x_BxSxH, norm_H, model.norm_eps)
     tables = rotary_tables(model, sequence)
-    q_BxSxQ, k_BxSxKD, v_BxSxKD = (product("bsh,hq->bsq", normed_BxSxH, w) for w in (wq_HxQ, wk_HxKD, wv_HxKD))
+    q_BxSxQ, k_BxSxKD, v_BxSxKD = (linear(normed_BxSxH, w) for w in (wq_HxQ, wk_HxKD, wv_HxKD))
     q_BxSxNxD = rotate(q_BxSxQ.reshape(batch, sequence, kv * per_kv, dim), *tables)
     k_BxSxKxD = rotate(k_BxSxKD.reshape(batch, sequence, kv, dim), *tables)
     q_BxSxKxGxD = q_BxSxNxD.reshape(batch, sequence, kv, per_kv, dim)
     v_BxSxKxD = v_BxSxKD.reshape(batch, sequence, kv, dim)
     scores_BxKxGxSxS = product("bskgd,btkd->bkgst", q_BxSxKxGxD, k_BxSxKxD, out=jnp.float32) * dim**-0.5
-    masked = jnp.where(_visible(sequence, model.sliding_window), scores_BxKxGxSxS, jnp.finfo(jnp.float32).min)
+    masked = jnp.where(_visible(sequence, model.sliding_window), scores_BxKxGxSxS, _HIDDEN)
     weights_BxKxGxSxS = jax.nn.softmax(masked, axis=-1).astype(x_BxSxH.dtype)
     context_BxSxQ = product("bkgst,btkd->bskgd", weights_BxKxGxSxS, v_BxSxKxD).reshape(q_BxSxQ.shape)
-    return product("bsq,qh->bsh", tap(context_BxSxQ), wo_QxH)
+    return linear(tap(context_BxSxQ), wo_QxH)
 
 
 def _visible(sequence: int, window: int | None) -> Array:
@@ -153,9 +183,9 @@ def feed_forward(
 ) -> Array:
     """SwiGLU (Shazeer 2020) over the rank's columns: its partial ``[B, S, H]``; the tap enters ``w_down``."""
     normed_BxSxH = rms_norm(x_BxSxH, norm_H, model.norm_eps)
-    gate_BxSxF = product("bsh,hf->bsf", normed_BxSxH, w_gate_HxF)
-    up_BxSxF = product("bsh,hf->bsf", normed_BxSxH, w_up_HxF)
-    return product("bsf,fh->bsh", tap(jax.nn.silu(gate_BxSxF) * up_BxSxF), w_down_FxH)
+    gate_BxSxF = linear(normed_BxSxH, w_gate_HxF)
+    up_BxSxF = linear(normed_BxSxH, w_up_HxF)
+    return linear(tap(jax.nn.silu(gate_BxSxF) * up_BxSxF), w_down_FxH)
 
 
 def embed(tokens_BxS: Array, embedding_VxH: Array) -> Array:
@@ -166,7 +196,7 @@ def embed(tokens_BxS: Array, embedding_VxH: Array) -> Array:
 
 
 def own_rows(tokens_BxS: Array, rows: int) -> tuple[Array, Array]:
-    """Index of each token in this rank's vocabulary rows (``rows`` where another rank holds it), and whether it is its own."""
+    """Index of each token in this rank's vocabulary rows (``rows`` where another rank holds it), and whether it is there."""
     local_BxS = tokens_BxS - lax.axis_index(AXIS) * rows
     mine_BxS = (local_BxS >= 0) & (local_BxS < rows)
     return jnp.where(mine_BxS, local_BxS, rows), mine_BxS

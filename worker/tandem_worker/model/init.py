@@ -28,8 +28,8 @@ def random_parameters(plan: Plan, model: ModelConfig, mesh: Mesh, seed: int) -> 
     """All persistent slots for a random start, a function of the model and ``seed`` alone.
 
     Matrices are normal with ``init_std``, those that write into the residual stream (``wo``, ``w_down``) divided by
-    sqrt(2 * layers) (GPT-2, Radford et al. 2019, section 2.3); norms are one; moments zero. The logical weights do not depend
-    on the number of ranks.
+    sqrt(2 * layers) (GPT-2, Radford et al. 2019, section 2.3); norms are one; moments zero. The logical weights do not
+    depend on the number of ranks.
     """
     root = jax.random.key(seed)
     slots: Slots = {}

@@ -28,17 +28,17 @@ def example_ops(plan: Plan) -> dict[str, Op]:
 def bodies(plan: Plan, model: ModelConfig, training: Training) -> Mapping[str, Body]:
     """Body of every program that the plan names."""
     f32 = jnp.float32
-    blocks = {"attn": forward.attention, "ffn": forward.feed_forward}
+    blocks: dict[str, Callable[..., Array]] = {"attn": forward.attention, "ffn": forward.feed_forward}
     found: dict[str, Body] = {
         "embed.fwd": lambda i, _: (forward.embed(*i),),
-        "embed.bwd": lambda i, tap: (backward.embed_backward(model.vocab // plan.tp, *i, tap=tap),),
+        "embed.bwd": lambda i, tap: (backward.embed_backward(model.vocab // plan.tp, i[0], i[1], tap),),
         "reduce": lambda i, _: (forward.reduce_scatter(training, i[0], i[1]),),
         "reduce0": lambda i, _: (forward.reduce_scatter(training, i[0], None),),
         "head.fwd": lambda i, tap: (
             forward.head_statistics(model, forward.gather_sequence(i[0]), i[1].astype(f32), i[2], i[3], tap),
         ),
         "head.reduce": lambda i, _: forward.head_reduce(training, i[0]),
-        "head.bwd": lambda i, tap: backward.head_backward(model, training, *i, tap=tap),
+        "head.bwd": lambda i, tap: backward.head_backward(model, training, i[0], i[1], i[2], i[3], i[4], tap),
         "dw.reduce": lambda i, _: update.reduce_replicated(i),
     }
     for name, block in blocks.items():
