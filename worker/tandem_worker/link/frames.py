@@ -51,6 +51,7 @@ Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
 Lanes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME // 2)]
 """Digests as little-endian u32, C order of [R, n, 2]."""
 Purpose: TypeAlias = Literal["output", "input", "control", "full"]
+Level: TypeAlias = Literal["output", "operand", "state"]
 Pair: TypeAlias = tuple[Small, Small]
 Pairs: TypeAlias = Annotated[list[Pair], Meta(max_length=65536)]
 Parity: TypeAlias = Annotated[dict[Word, Text], Meta(max_length=4096)]
@@ -272,7 +273,7 @@ class FaultEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     op: OpIndex
     output: Small
     rank: Small
-    level: Literal["output", "operand", "state"]
+    level: Level
     changed: Count
     elements: Annotated[list[Count], Meta(max_length=4096)] = []
     """Flat indices of the first changed elements."""
@@ -367,14 +368,18 @@ def printable(text: str, limit: int = 200) -> str:
 
 
 def encode(frame: Frame) -> bytes:
-    """One frame as MessagePack.
+    """One frame as MessagePack, sure to be accepted by :func:`decode` once run and attempt are filled in.
 
     Raises:
-        FrameError: it is larger than MAX_FRAME; the sender must split what it says.
+        FrameError: it is larger than MAX_FRAME (the sender must split what it says), or a field is out of bounds.
     """
     data = _encoder.encode(frame)
     if len(data) > MAX_FRAME:
         raise FrameError(f"{type(frame).__name__} of {len(data)} bytes exceeds {MAX_FRAME}")
+    try:
+        _decoder.decode(data)  # msgspec checks bounds only here; a mistake must show on the side that made it
+    except msgspec.ValidationError as error:
+        raise FrameError(f"{type(frame).__name__}: {error}") from None
     return data
 
 
