@@ -53,7 +53,7 @@ class ProgressEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     first_mismatch: str = ""
     """For example ``step 96 fwd/attn layer 3 rank 1``."""
     controls: dict[str, str] = {}
-    """Control -> ``ok``, ``ok (8)``, ``pending`` or ``failed: <why>``, in the order in which to show them."""
+    """Control -> ``ok``, ``ok (8)`` (repeats) or ``failed: <why>``, in the order in which to show them."""
     link_bytes: int = 0
     full_bytes: int = 0
     """Bytes that full exchange would have moved."""
@@ -92,7 +92,9 @@ def lines(title: str, event: ProgressEvent) -> list[str]:
         out.append(f"compared    sites {formats.short(event.sites)}, elements {formats.short(event.elements)}")
         out.append(_mismatch_line(event))
     if event.controls:
-        out.append("controls    " + ", ".join(f"{k} {formats.clean(v)}" for k, v in event.controls.items()))
+        out.append(
+            "controls    " + ", ".join(f"{k.replace('_', ' ')} {formats.clean(v)}" for k, v in event.controls.items())
+        )
     if event.sites or event.records_put:
         link = []
         if event.full_bytes:

@@ -16,7 +16,7 @@ from tandem.records import MismatchRecord, RunRecords, RunRow
 from tandem.sites import in_frequency
 from tandem.summary_json import to_json
 from tandem.summary_parts import Bound, ControlLine, Counts, FaultTruth, MapRow, StepPoint
-from tandem.vocabulary import AttemptState, Cause, ControlName, ReplayClass, Role, Verdict, Workload
+from tandem.vocabulary import AttemptState, Cause, ReplayClass, Verdict, Workload
 
 __all__ = ["Bound", "ControlLine", "Counts", "FaultTruth", "MapRow", "RunSummary", "StepPoint", "summarise", "to_json"]
 
@@ -121,10 +121,7 @@ def summarise(records: RunRecords) -> RunSummary:
     duration = sum(s.duration_s for s in steps)
     last = max(records.attempts, key=lambda a: a.attempt, default=None)
     findings = dict(Counter(row.cause.value for row in rows if row.cause is not Cause.COMPUTE))
-    if unlike := sum(
-        not c.ok and c.role is Role.SUSPECT and c.name in (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END)
-        for c in records.controls
-    ):
+    if unlike := parts.unlike_itself(records):
         findings["self_replay"] = unlike
     steps_asked = records.run.spec.get("steps")
     extents, severities = Counter[str](), Counter[int]()
@@ -187,10 +184,15 @@ def summarise(records: RunRecords) -> RunSummary:
     return summary
 
 
+def _control_name(control: ControlLine) -> str:
+    side = "" if control.role == parts.BOTH else f" ({control.role})"
+    return control.name.replace("_", " ") + side
+
+
 def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
     """What a reader must not conclude from this run, most important first."""
     out = []
-    missing = [f"{c.name.replace('_', ' ')} ({c.role})" for c in s.controls if c.status == "missing"]
+    missing = [_control_name(c) for c in s.controls if c.status == "missing"]
     if missing:
         out.append(f"Controls that were never recorded: {', '.join(missing)}.")
     if s.attempts > s.attempts_closed:

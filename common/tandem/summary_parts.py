@@ -15,18 +15,24 @@ from tandem.vocabulary import Cause, ControlName, Module, Phase, Role
 _PHASES = {p.value: i for i, p in enumerate(Phase)}
 _MODULES = {m.value: i for i, m in enumerate(Module)}
 
-CONTROLS: tuple[tuple[ControlName, Role], ...] = (
-    (ControlName.PARITY, Role.REFERENCE),
-    (ControlName.KNOWN_REDUCTION, Role.REFERENCE),
-    (ControlName.SELF_REPLAY_START, Role.REFERENCE),
-    (ControlName.SELF_REPLAY_START, Role.SUSPECT),
-    (ControlName.SELF_REPLAY_END, Role.REFERENCE),
-    (ControlName.SELF_REPLAY_END, Role.SUSPECT),
-    (ControlName.POSITIVE_START, Role.SUSPECT),
-    (ControlName.POSITIVE_END, Role.SUSPECT),
-    (ControlName.CLOSING, Role.REFERENCE),
+BOTH = "pair"
+"""Side of a control that is about both together."""
+
+CONTROLS: tuple[tuple[ControlName, str], ...] = (
+    (ControlName.PARITY, BOTH),
+    (ControlName.KNOWN_REDUCTION, BOTH),
+    (ControlName.SELF_REPLAY_START, Role.REFERENCE.value),
+    (ControlName.SELF_REPLAY_START, Role.SUSPECT.value),
+    (ControlName.POSITIVE_START, BOTH),
+    (ControlName.POSITIVE_END, BOTH),
+    (ControlName.SELF_REPLAY_END, Role.REFERENCE.value),
+    (ControlName.SELF_REPLAY_END, Role.SUSPECT.value),
+    (ControlName.REPLAY_REFERENCE, Role.REFERENCE.value),
+    (ControlName.CLOSING, BOTH),
 )
 """Controls that every conclusive run shows, in the order of the report."""
+
+SELF_REPLAYS = (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +95,13 @@ class ControlLine:
 
     name: str
     role: str
+    """``reference``, ``suspect``, or ``pair`` for a control of both together."""
     status: str
     """``ok``, ``failed`` or ``missing``."""
     records: int
     failed: int
     repeats: int
-    """Largest number of repeats of any record."""
+    """Least number of repeats of any record."""
     subjects: int
     failures: tuple[str, ...]
     """What the first failures were, in words; untrusted text."""
@@ -252,35 +259,53 @@ def site_map(rows: Iterable[MismatchRecord]) -> list[MapRow]:
 
 
 def controls(records: RunRecords) -> list[ControlLine]:
+    """Every expected control, recorded or not, then those that only some runs have (``transport``)."""
     grouped: dict[tuple[str, str], list[ControlRecord]] = defaultdict(list)
+    sided = {name for name, side in CONTROLS if side != BOTH}
     for control in records.controls:
-        grouped[control.name.value, control.role.value].append(control)
-    expected = [(name.value, role.value) for name, role in CONTROLS]
-    order = {name.value: i for i, name in enumerate(ControlName)}
-    extra = sorted(set(grouped) - set(expected), key=lambda k: (order[k[0]], k[1]))
-    out = []
-    for name, role in [*expected, *extra]:
-        found = grouped.get((name, role), [])
-        failures = [c for c in found if not c.ok]
-        closing = name == ControlName.CLOSING and not found
-        out.append(
-            ControlLine(
-                name=name,
-                role=role,
-                status=("ok" if records.closings else "missing")
-                if closing
-                else ("missing" if not found else "failed" if failures else "ok"),
-                records=len(records.closings) if closing else len(found),
-                failed=len(failures),
-                repeats=max((c.repeats for c in found), default=0),
-                subjects=len({c.subject for c in found}),
-                failures=tuple(
-                    " ".join(filter(None, (f"step {c.step}", c.subject, *(f"{k}={v}" for k, v in c.detail.items()))))
-                    for c in sorted(failures, key=lambda c: (c.attempt, c.step, c.subject))[:5]
-                ),
-            )
-        )
-    return out
+        grouped[control.name.value, control.role.value if control.name in sided else BOTH].append(control)
+    expected = [(name.value, side) for name, side in CONTROLS]
+    lines = [
+        _control_line(name, side, grouped.get((name, side), []))
+        for name, side in [*expected, *sorted(set(grouped) - set(expected))]
+        if name != ControlName.CLOSING
+    ]
+    closed = len(records.closings)
+    closing = ControlLine(ControlName.CLOSING.value, BOTH, "ok" if closed else "missing", closed, 0, 0, 0, ())
+    return [*lines, closing]
+
+
+def _control_line(name: str, side: str, found: list[ControlRecord]) -> ControlLine:
+    failures = sorted((c for c in found if not c.ok), key=lambda c: (c.attempt, c.step, c.subject))
+    return ControlLine(
+        name=name,
+        role=side,
+        status="missing" if not found else "failed" if failures else "ok",
+        records=len(found),
+        failed=len(failures),
+        repeats=min((c.repeats for c in found), default=0),
+        subjects=len({c.subject for c in found}),
+        failures=tuple(
+            " ".join(filter(None, (f"step {c.step}", c.subject, *(f"{k}={v}" for k, v in c.detail.items()))))
+            for c in failures[:5]
+        ),
+    )
+
+
+def unlike_itself(records: RunRecords) -> int:
+    """Programs in which the suspect differed from itself while the reference, as often repeated, did not."""
+    steady = {
+        (c.attempt, c.name, c.subject): c.repeats
+        for c in records.controls
+        if c.name in SELF_REPLAYS and c.role is Role.REFERENCE and c.ok
+    }
+    return sum(
+        c.name in SELF_REPLAYS
+        and c.role is Role.SUSPECT
+        and not c.ok
+        and steady.get((c.attempt, c.name, c.subject), 0) >= c.repeats
+        for c in records.controls
+    )
 
 
 def fault_truth(faults: list[FaultRecord], rows: list[MismatchRecord]) -> FaultTruth:

@@ -6,7 +6,9 @@ import os
 import signal
 import sys
 import traceback
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -22,7 +24,7 @@ EXIT_BROKEN_PIPE = 141
 app = typer.Typer(
     name="tandem",
     help="Finds silent data corruption: runs a suspect node against a healthy reference, bit by bit.",
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -61,6 +63,9 @@ app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
 app.add_typer(db.app, name="db")
+for _name in ("run", "demo"):
+    if find_spec(f"tandem.cli.{_name}") is not None:
+        app.command(_name)(getattr(import_module(f"tandem.cli.{_name}"), _name))
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -84,14 +89,18 @@ def main(arguments: list[str] | None = None) -> None:
 def _run(arguments: list[str], debug: bool) -> int:
     try:
         result = app(args=arguments, prog_name="tandem", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
+        if code == EXIT_INTERRUPTED:
+            # The library turns KeyboardInterrupt into this code, silently.
+            print("\ninterrupted", file=sys.stderr)
+        return code
+    except SystemExit as stop:
+        # It also turns a broken pipe into exit code 1, which here would read as "mismatch found".
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _broken_pipe()
+        raise
     except TandemError as error:
         return _fail(str(error), error.exit_code, debug)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        return _broken_pipe()
     except Exception as error:
         # The library's own exceptions (bad option, missing argument) all carry a message and an exit code.
         message = getattr(error, "format_message", None)

@@ -10,7 +10,7 @@ import typer
 from tandem.cli.output import DbOption, JsonOption, emit_json, say
 
 app = typer.Typer(
-    help="The database that keeps the records: bring its schema up to date; start, stop and find the embedded one.",
+    help="Manage the database that keeps the records.",
     no_args_is_help=True,
 )
 

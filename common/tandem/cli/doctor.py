@@ -75,7 +75,10 @@ def doctor(
         bool, typer.Option(help="Really start the embedded PostgreSQL (about a second).", show_default=True)
     ] = True,
 ) -> None:
-    """Say what this machine can run, and why not the rest. Exit 0 if a run can start, else 2."""
+    """Say what this machine can run, and why not.
+
+    Exits 0 if a run can start here, else 2.
+    """
     devices = list_devices()
     checks = list(run_checks(db, devices, start_database=start_database))
     memory = available_memory()
@@ -280,8 +283,10 @@ def count_parameters(preset: str) -> int:
 
 
 def worker_bytes(preset: str) -> int:
-    """About what one worker holds at its peak: fp32 weights, two moments and gradients, the compute copy, the
-    activations that one step keeps, and the programs themselves (0.4 GiB measured for the runtime).
+    """About what one worker holds at its peak, in bytes: an estimate, not a promise.
+
+    fp32 weights, two moments, gradients and the copy in compute dtype; the submodules' inputs and outputs that one step
+    keeps; and an allowance of 400 MiB for Python, jax and the compiled programs.
     """
     from tandem.spec import load_preset
 

@@ -25,7 +25,10 @@ def export(
     ] = None,
     db: DbOption = None,
 ) -> None:
-    """Write a run's steps, mismatches, controls and faults as files; memory does not grow with the run."""
+    """Write a run's rows as CSV or Parquet files.
+
+    One file each for steps, step classes, mismatches, controls and faults.
+    """
     from tandem.db.queries import find_run
     from tandem.export import export_run
 

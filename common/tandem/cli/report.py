@@ -18,7 +18,7 @@ def report(
     ] = None,
     db: DbOption = None,
 ) -> None:
-    """Write a run as one self-contained HTML file, to read, print, keep or send."""
+    """Write a run as one self-contained HTML file."""
     from tandem.report.page import render, write
 
     with database(db) as engine:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tandem import formats
 from tandem.cli.output import DbOption, JsonOption, database, emit_json, say
 from tandem.vocabulary import Kind, Verdict, Workload
+
+if TYPE_CHECKING:
+    from tandem.db.queries import RunSummaryRow
 
 
 def runs(
@@ -26,9 +29,7 @@ def runs(
     with database(db) as engine:
         found = list_runs(engine, limit=limit, verdict=verdict, workload=workload, kind=kind, node=node)
     if json:
-        import msgspec
-
-        emit_json({"runs": [msgspec.to_builtins(run) for run in found]})
+        emit_json({"runs": [_json(run) for run in found]})
         return
     if not found:
         say("no run is stored yet: start one with `tandem run`")
@@ -40,7 +41,7 @@ def runs(
         say(line)
 
 
-def _row(run: RunListing) -> list[str]:
+def _row(run: RunSummaryRow) -> list[str]:
     row = run.run
     return [
         str(row.run_id),
@@ -53,3 +54,27 @@ def _row(run: RunListing) -> list[str]:
         formats.count(run.mismatched_sites),
         row.verdict or row.state,
     ]
+
+
+def _json(listed: RunSummaryRow) -> dict[str, object]:
+    run = listed.run
+    return {
+        "run": str(run.run_id),
+        "verdict": run.verdict,
+        "reason": run.reason,
+        "state": run.state,
+        "created_at": run.created_at,
+        "finished_at": run.finished_at,
+        "workload": run.workload,
+        "kind": run.kind,
+        "model": run.model,
+        "synthetic": run.synthetic,
+        "reference_node": run.reference_node,
+        "suspect_node": run.suspect_node,
+        "attempts": listed.attempts,
+        "steps": listed.steps,
+        "sites_compared": listed.sites,
+        "elements_compared": listed.elements,
+        "mismatched_sites": listed.mismatched_sites,
+        "mismatched_elements": listed.mismatched_elements,
+    }

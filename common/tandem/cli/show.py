@@ -8,7 +8,7 @@ from tandem.summary import RunSummary
 
 
 def show(run: RunArgument, db: DbOption = None, json: JsonOption = False) -> None:
-    """Show what a run found: verdict, table by phase and module, controls, first mismatches."""
+    """Show what a run found, and what it did not check."""
     from tandem.summary import summarise, to_json
 
     with database(db) as engine:

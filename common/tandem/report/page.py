@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tandem import formats, published, tables
 from tandem.errors import SetupError
-from tandem.records import RunRecords
+from tandem.records import MismatchRecord, RunRecords
 from tandem.report import svg
 from tandem.summary import RunSummary, summarise
 
@@ -52,7 +52,8 @@ def render(records: RunRecords) -> str:
             rq1=_rq1(s),
             published=published,
             charts=_charts(s),
-            layers=sorted({layer for row in s.site_map for layer in row.cells}),
+            layers=_layers(s),
+            findings=", ".join(f"{n:,} {cause.replace('_', '-')}" for cause, n in s.findings.items()),
             heat=_heat(s),
             bounds=tables.bound_lines(s),
             fault_lines=tables.fault_lines(s),
@@ -119,7 +120,9 @@ def _environment() -> jinja2.Environment:
         severity=tables.severity,
         words=lambda text: str(text).replace("_", " "),
     )
-    environment.globals.update(place=tables.place, frequency=tables.frequency)
+    environment.globals.update(
+        place=tables.place, frequency=tables.frequency, steps_note=_steps_note, row_bits=_row_bits
+    )
     return environment
 
 
@@ -130,10 +133,19 @@ def _facts(s: RunSummary) -> list[tuple[str, str, str]]:
         (formats.short(s.steps), "steps compared", asked),
         (formats.short(s.sites), "tensors compared", "step × site × rank"),
         (formats.short(s.elements), "elements compared", ""),
-        (formats.count(s.mismatched_sites), "mismatching tensors", ""),
-        (formats.count(s.mismatched_elements), "mismatching elements", ""),
-        (formats.device_hours(s.device_hours), "device-hours", ", ".join(map(formats.clean, s.devices[:4]))),
+        (formats.count(s.mismatched_sites), "mismatching tensors", "with equal inputs"),
+        (formats.count(s.mismatched_elements), "mismatching elements", f"on {_ranks(s)}" if s.ranks else ""),
+        (
+            formats.device_hours(s.device_hours),
+            "device-hours",
+            formats.plural(len(s.devices), "device") if s.devices else "",
+        ),
     ]
+
+
+def _ranks(s: RunSummary) -> str:
+    shown = ", ".join(map(str, list(s.ranks)[:6])) + (", …" if len(s.ranks) > 6 else "")
+    return f"{'rank' if len(s.ranks) == 1 else 'ranks'} {shown}"
 
 
 def _rq1(s: RunSummary) -> dict[tuple[str, str], tuple[int, int]]:
@@ -166,6 +178,29 @@ def _charts(s: RunSummary) -> dict[str, Any]:
             for attempt, data, _ in over_steps
         },
     }
+
+
+def _steps_note(data: list[svg.Bin]) -> str:
+    bad = sum(b.mismatched > 0 for b in data)
+    width = data[0].last - data[0].first + 1
+    if width == 1:
+        return f"{bad:,} of {formats.plural(len(data), 'step')} had a mismatch."
+    return f"Each mark adds up {width:,} steps; {bad:,} of {len(data):,} marks have a mismatch."
+
+
+def _row_bits(row: MismatchRecord) -> str:
+    """``14 × 3, 2 × 1``: bit × how often it differed, most significant first."""
+    bits = [f"{bit} × {n:,}" for bit, n in reversed(list(enumerate(row.bits or ()))) if n]
+    return ", ".join(bits) or "–"
+
+
+def _layers(s: RunSummary) -> list[int]:
+    """Columns of the map: "no layer" if it occurs, then every layer up to the last that mismatched."""
+    seen = {layer for row in s.site_map for layer in row.cells}
+    most = max(seen, default=-1)
+    # A clean layer between two bad ones is part of the picture, unless the model is so deep that the map would not fit.
+    inner = range(most + 1) if most < 64 else sorted(seen - {-1})
+    return [*sorted(seen & {-1}), *inner]
 
 
 def _heat(s: RunSummary) -> dict[tuple[int, int], int]:

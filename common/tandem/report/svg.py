@@ -163,7 +163,8 @@ def severity_chart(decades: dict[int, int], name: str) -> Markup:
     height, bottom = 180, 132
     step = min(80.0, PLOT / n)
     most = max(merged.values())
-    parts = [_line(LEFT, bottom, WIDTH - RIGHT, bottom, "axis")]
+    right = LEFT + n * step
+    parts = [_line(LEFT, bottom, right, bottom, "axis")]
     every = max(1, ceil(n / 14))
     for i in range(n):
         rows = merged.get(i, 0)
@@ -180,10 +181,12 @@ def severity_chart(decades: dict[int, int], name: str) -> Markup:
         )
         if i % every == 0:
             parts.append(_text(LEFT + i * step, bottom + 16, f"1e{start}", "middle"))
+    if n % every == 0:
+        parts.append(_text(right, bottom + 16, f"1e{low + n * width}", "end" if right > WIDTH - 40 else "middle"))
     parts += [
         _text(LEFT - 8, TOP + 8, f"{most:,}", "end"),
         _text(LEFT - 8, bottom + 4, "0", "end"),
-        _text(WIDTH - RIGHT, bottom + 38, "median relative difference of a tensor", "end", "label"),
+        _text(LEFT, bottom + 38, "median relative difference of a tensor", "start", "label"),
     ]
     return _svg(height, name, parts)
 
