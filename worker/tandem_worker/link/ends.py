@@ -226,7 +226,7 @@ class SuspectEnd:
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.opened, self._at, self._backoff_s = True, None, _FIRST_BACKOFF_S
                 continue
-            if event in _REFUSALS:
+            if event in _REFUSALS and event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
                 told.append(f"the reference at {self.endpoint} turned this side away: {_REFUSALS[event]}")
             self.drop(now)
             break
