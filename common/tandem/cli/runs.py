@@ -50,7 +50,7 @@ def _row(run: RunSummaryRow) -> list[str]:
         row.kind + (" (synthetic)" if row.synthetic else ""),
         formats.clean(row.model, 40),
         formats.clean(row.suspect_node, 40),
-        formats.count(run.steps),
+        formats.count(max(run.steps - run.attempts, 0)),  # each attempt begins with step 0, the initial parameters
         formats.count(run.mismatched_sites),
         row.verdict or row.state,
     ]
@@ -72,7 +72,7 @@ def _json(listed: RunSummaryRow) -> dict[str, object]:
         "reference_node": run.reference_node,
         "suspect_node": run.suspect_node,
         "attempts": listed.attempts,
-        "steps": listed.steps,
+        "step_rows": listed.steps,
         "sites_compared": listed.sites,
         "elements_compared": listed.elements,
         "mismatched_sites": listed.mismatched_sites,

@@ -20,6 +20,7 @@ from tandem.errors import SetupError
 from tandem.records import MismatchRecord, RunRecords
 from tandem.report import svg
 from tandem.summary import RunSummary, summarise
+from tandem.vocabulary import ControlName
 
 if TYPE_CHECKING:
     import jinja2
@@ -33,6 +34,12 @@ VERDICTS = {
 """Verdict -> sign (beside its word, never alone) and what it means."""
 
 HEAT_LEVELS = 5
+
+VERSIONS = (
+    "tandem", "image", "python", "jax", "jaxlib", "platform", "device_kind", "device_count", "driver", "cpu",
+    "cpu_affinity", "flags",
+)  # fmt: skip
+"""Parity fields that are repeated where the report says how to repeat the run."""
 
 
 def render(records: RunRecords) -> str:
@@ -53,12 +60,14 @@ def render(records: RunRecords) -> str:
             published=published,
             charts=_charts(s),
             layers=_layers(s),
+            parity_status=next(c.status for c in s.controls if c.name == ControlName.PARITY),
             findings=", ".join(f"{n:,} {cause.replace('_', '-')}" for cause, n in s.findings.items()),
             heat=_heat(s),
             bounds=tables.bound_lines(s),
             fault_lines=tables.fault_lines(s),
             bit_rows=_bit_rows(s),
             command=command(s.run.spec),
+            versions=[(name, s.parity[name]) for name in VERSIONS if name in s.parity],
             spec=_yaml(s.run.spec),
         )
     )
