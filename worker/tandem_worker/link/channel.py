@@ -151,7 +151,9 @@ class Channel:
         return self._mail.drained(timeout)
 
     def close(self, linger_s: float = 2.0) -> None:
-        """Give what is under way ``linger_s`` seconds to arrive, then end the thread and close the sockets."""
+        """Give what is under way ``linger_s`` seconds to arrive (if the peer is connected), then end the thread and
+        close the sockets.
+        """
         if self._thread.ident is None:
             self._shut(0)
             return
