@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
 from datetime import UTC, datetime
 
 _UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -91,14 +90,14 @@ def plural(n: int, noun: str, nouns: str | None = None) -> str:
 def clean(text: object, limit: int = 400) -> str:
     r"""Untrusted text as one harmless line.
 
-    Control, format (bidirectional marks), surrogate and private characters become ``\uXXXX``
-    escapes, so that a suspect's strings can neither drive a terminal nor reorder a page; what is
+    What is not printable (control characters, bidirectional marks, line separators, surrogates, unassigned code points)
+    becomes a ``\uXXXX`` escape, so that a suspect's strings can neither drive a terminal nor reorder a page; what is
     longer than ``limit`` characters is cut with an ellipsis.
     """
     raw = str(text)
-    cut = raw[:limit]
-    out = "".join(
-        c if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") else f"\\u{ord(c):04x}"
-        for c in cut
-    )
-    return out + ("…" if len(raw) > limit else "")
+    return "".join(c if c.isprintable() else _escape(c) for c in raw[:limit]) + ("…" if len(raw) > limit else "")
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -95,6 +95,8 @@ def test_runs_lists_newest_first_with_its_counts(tandem: Tandem) -> None:
     assert (code, err) == (0, "")
     listed = json.loads(out)["runs"]
     assert [r["run"] for r in listed] == sorted((ids(r) for r in (CLEAN, BAD, SYNTHETIC)), reverse=True)
+    text = (ROOT / "docs" / "json.md").read_text()
+    assert all(f"`{key}`" in text for key in listed[0])
     bad = next(r for r in listed if r["run"] == ids(BAD))
     assert bad["mismatched_sites"] == sum(c.mismatched_sites for s in BAD.steps for c in s.classes.values())
     code, out, _ = tandem("runs")

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import db, doctor, export, report, runs, show
+from tandem.cli import db, demo, doctor, export, report, run, runs, show
 from tandem.errors import TandemError
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_USAGE
 
@@ -57,6 +57,8 @@ def root(
         raise typer.Exit(EXIT_USAGE)
 
 
+app.command("demo")(demo.demo)
+app.command("run")(run.run)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("report")(report.report)

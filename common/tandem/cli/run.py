@@ -1,0 +1,133 @@
+"""``tandem run``: one pair on this machine, from flags or a YAML file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from tandem.cli.output import DbOption, JsonOption, console, database_url, emit_json, note, say
+from tandem.errors import SpecError
+from tandem.records import RunRecords
+from tandem.spec import RunSpec, load_preset, validate
+from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Kind, Verdict, Workload
+
+EXIT = {
+    Verdict.MATCH: EXIT_MATCH,
+    Verdict.MISMATCH: EXIT_MISMATCH,
+    Verdict.INCONCLUSIVE: EXIT_INCONCLUSIVE,
+}
+
+
+def run(
+    spec: Annotated[
+        Path | None, typer.Argument(metavar="[SPEC]", help="YAML file with a run spec; flags win over it.")
+    ] = None,
+    workload: Annotated[Workload | None, typer.Option(help="What the pair runs.  [default: submodule]")] = None,
+    kind: Annotated[Kind | None, typer.Option(help="Kind of the run.  [default: suspect]")] = None,
+    model: Annotated[str | None, typer.Option(metavar="PRESET", help="Model preset.  [default: tiny]")] = None,
+    weights: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Hugging Face config.json and safetensors to start from.")
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", help="Text to train on, may be repeated.  [default: the standard library's source]"),
+    ] = None,
+    tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="tokenizer.json; without it, bytes.")] = None,
+    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks, one device each.  [default: 2]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Optimizer steps.  [default: 20]")] = None,
+    duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="End after this long.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of initial weights and data order.  [default: 0]")] = None,
+    sync: Annotated[str | None, typer.Option(help="full, digest or optimistic.  [default: optimistic]")] = None,
+    window: Annotated[int | None, typer.Option(help="Most unconfirmed sites.  [default: 64]")] = None,
+    fault: Annotated[
+        Path | None, typer.Option(metavar="TOML", help="Inject these faults; the run is synthetic for ever.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="Sequences per step.  [default: the preset's]")] = None,
+    sequence: Annotated[int | None, typer.Option(help="Tokens per sequence.  [default: the preset's]")] = None,
+    compute: Annotated[str | None, typer.Option(help="bfloat16 or float32.  [default: the preset's]")] = None,
+    run_id: Annotated[str | None, typer.Option(metavar="UUID", help="Id of the run (UUIDv7).  [default: new]")] = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a pair on this machine, compare it bit by bit, and store what differs.
+
+    Exit codes: 0 match, 1 mismatch found, 2 inconclusive or not able to run, 64 wrong usage.
+    """
+    flags = {
+        "workload": workload, "kind": kind, "model": model, "weights": weights, "data": data or None,
+        "tokenizer": tokenizer, "tp": tp, "steps": steps, "duration": duration, "seed": seed, "sync": sync,
+        "window": window, "fault": fault, "batch": batch, "sequence": sequence, "compute": compute,
+    }  # fmt: skip
+    asked = read_spec(spec, {k: v for k, v in flags.items() if v is not None})
+    records = execute(asked, db, run_id=_uuid(run_id), quiet=json)
+    raise typer.Exit(report(records, as_json=json))
+
+
+def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
+    """The spec from a YAML file and flags.
+
+    Raises:
+        SpecError: the file cannot be read, or a field is wrong.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        import yaml
+
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SpecError(f"spec {path}: {error.strerror}: give a readable YAML file") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise SpecError(f"spec {path}: not valid YAML: {str(error).splitlines()[0]}") from None
+        if not isinstance(values, dict):
+            raise SpecError(f"spec {path}: must be a mapping of fields such as `model: tiny`")
+    if flags.get("duration") is not None and "steps" not in flags and "steps" not in values:
+        values["steps"] = None
+    spec = validate(RunSpec, values | flags, f"spec {path}" if path else "option")
+    if spec.workload is not Workload.SUBMODULE:
+        raise SpecError(f"workload {spec.workload} does not exist yet: use --workload submodule")
+    load_preset(spec.model)
+    return spec
+
+
+def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None, quiet: bool = False) -> RunRecords:
+    """Run a spec with progress on standard error."""
+    from tandem.progress import Progress
+    from tandem.supervisor import Local, Stop, run_local
+
+    stop = Stop()
+    title = f"{spec.kind} · {spec.workload} · {spec.model} · TP {spec.tp} · {spec.sync}"
+    if spec.fault is not None:
+        title += f" · synthetic: {spec.fault.name}"
+    with database_url(db) as url, stop.on_interrupt(), Progress(console(stderr=True), title) as progress:
+        local = Local(url=url, run_id=run_id, on_progress=progress.update)
+        return run_local(spec, local, stop)
+
+
+def report(records: RunRecords, *, as_json: bool) -> int:
+    """Print the verdict with its table; returns the exit code."""
+    from tandem.progress import closing_lines
+    from tandem.summary import summarise, to_json
+
+    summary = summarise(records)
+    if as_json:
+        emit_json(to_json(summary))
+    else:
+        for line in closing_lines(summary):
+            say(line)
+        note(f"report: tandem report {records.run.run_id}")
+    return EXIT[Verdict(records.run.verdict or Verdict.INCONCLUSIVE)]
+
+
+def _uuid(text: str | None) -> UUID | None:
+    if text is None:
+        return None
+    try:
+        return UUID(text)
+    except ValueError:
+        raise SpecError(f"run id {text!r} is no UUID: leave --run-id out to get a new one") from None
+
+
