@@ -38,7 +38,7 @@ MAX_BITS = 4
 """Largest ``count`` of drawn bits."""
 SLOTS = 4
 """Faults that may act on one tensor at once."""
-SLOT_WORDS = 76
+SLOT_WORDS = 44
 WIDTH = 1 + SLOTS * SLOT_WORDS
 """u32 words of one row: the number of slots used, then the slots. All zeros: nothing is injected."""
 
@@ -47,7 +47,7 @@ KIND, MODE, AMOUNT, KEY0, KEY1, MASK, KEEP, DRAWN, NAMED, LANE, LANE_WIDTH, FACT
 """KIND: of ``KINDS``. MODE: of ``MODES``. AMOUNT: the rate's threshold or the number of elements.
 KEY0, KEY1: key of the draws. MASK: bits to flip or force to 1, or the support of the drawn bits. KEEP:
 bits that are not forced to 0. DRAWN: number of bits to draw (0: flip MASK). NAMED: 1 + index into
-``BIT_NAMES``, or 0: the distribution is in TABLE (``alias_table``). FACTOR: fp32 bits."""
+``BIT_NAMES``, or 0: the distribution is in TABLE (``cumulative``). FACTOR: fp32 bits."""
 KINDS = ("flip", "zero", "stuck", "scale")
 MODES = ("rate", "all", "elements")
 BIT_NAMES: tuple[BitName, ...] = ("uniform", "exponent", "mantissa", "sign")
@@ -225,6 +225,8 @@ class Fault(_Model):
             raise ValueError("a bit cannot be in both set_bits and clear_bits")
         if (self.lane is None) != (self.lane_width is None) or (self.lane or 0) >= (self.lane_width or 1):
             raise ValueError("lane and lane_width go together, and lane must be below lane_width")
+        if self.lane_width is not None and self.lane_width & (self.lane_width - 1):
+            raise ValueError("lane_width must be a power of two, as vector units are wide")
         if self.kind == "scale" and self.factor is None:
             raise ValueError("kind 'scale' needs factor")
         if isinstance(self.bits, tuple) and "count" in given:
@@ -494,7 +496,7 @@ def _fill(slot: npt.NDArray[np.uint32], f: Fault, key: int) -> None:
             slot[MASK] = sum(1 << b for b in f.bits)
         case "flip" if isinstance(f.bits, dict):
             slot[DRAWN], slot[MASK] = f.count, sum(1 << b for b in f.bits)
-            slot[TABLE : TABLE + 64] = alias_table(f.bits)
+            slot[TABLE : TABLE + 31] = cumulative(f.bits)
         case "flip":
             slot[DRAWN], slot[NAMED] = f.count, 1 + BIT_NAMES.index(f.bits)
         case "stuck":
@@ -507,27 +509,14 @@ def _fill(slot: npt.NDArray[np.uint32], f: Fault, key: int) -> None:
             pass
 
 
-def alias_table(weights: dict[int, float]) -> npt.NDArray[np.uint32]:
-    """A distribution over bits for constant-time draws: u32 ``[64]``, thresholds then aliases.
+def cumulative(weights: dict[int, float]) -> npt.NDArray[np.uint32]:
+    """Thresholds of a distribution over bits: u32 ``[31]``.
 
-    Walker's method (1977) in Vose's form: a draw picks one of 32 columns evenly, then the column's own bit where a second
-    uniform u32 is below the threshold, else its alias.
+    A uniform 32-bit draw h gives the bit "number of thresholds that are <= h".
     """
-    total = sum(weights.values())
-    share = {bit: 32 * weights.get(bit, 0.0) / total for bit in range(32)}
-    table = np.zeros(64, np.uint32)
-    small = [bit for bit, p in share.items() if p < 1]
-    large = [bit for bit, p in share.items() if p >= 1]
-    while small and large:
-        bit, giver = small.pop(), large[-1]
-        table[bit] = min(round(share[bit] * 2**32), 2**32 - 1)
-        table[32 + bit] = giver
-        share[giver] -= 1 - share[bit]
-        if share[giver] < 1:
-            small.append(large.pop())
-    for bit in (*small, *large):  # what is left is 1 but for rounding
-        table[bit], table[32 + bit] = 2**32 - 1, bit
-    return table
+    share = np.zeros(32)
+    share[list(weights)] = list(weights.values())
+    return np.minimum(np.round(np.cumsum(share / share.sum())[:31] * 2.0**32), 2.0**32 - 1).astype(np.uint32)
 
 
 def _explicit_bits(f: Fault) -> tuple[int, ...]:
