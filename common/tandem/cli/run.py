@@ -33,7 +33,9 @@ def run(
     ] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", help="Text to train on, may be repeated.  [default: the standard library's source]"),
+        typer.Option(
+            metavar="FILE", help="Text to train on, may be repeated.  [default: the standard library's source]"
+        ),
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="tokenizer.json; without it, bytes.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks, one device each.  [default: 2]")] = None,
@@ -129,5 +131,3 @@ def _uuid(text: str | None) -> UUID | None:
         return UUID(text)
     except ValueError:
         raise SpecError(f"run id {text!r} is no UUID: leave --run-id out to get a new one") from None
-
-

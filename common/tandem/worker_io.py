@@ -1,0 +1,75 @@
+"""How a local supervisor and its workers talk: JSON lines over standard input and output. Pure.
+
+To a worker: one `WorkerConfig` line, so that no secret is an argument; later perhaps ``stop``. Standard
+input then stays open: its end means that the supervisor died, and the worker ends. From a worker:
+`Bound`, progress events (`tandem.progress`), and at most one `Failed`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from tandem.vocabulary import Role
+
+STOP = b"stop\n"
+"""Drain, run the end controls and close normally."""
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker is started with."""
+
+    role: Role
+    run_id: UUID
+    attempt: int
+    spec: dict[str, Any]
+    """A `tandem.spec.RunSpec` as JSON."""
+    endpoint: str
+    """Where the reference binds (port 0: any) and the suspect connects."""
+    own_public: str
+    own_secret: str
+    """CURVE keys of this attempt (Z85)."""
+    peer_public: str
+    database: str | None = None
+    """Reference only."""
+    spool: str | None = None
+    """Reference only: directory of the local spool."""
+    sync_schedule: list[str] = []
+    """Benchmark only: sync mode of step i is entry (i - 1) modulo the length; empty: the spec's."""
+    link_delay_s: float = 0.0
+    """Benchmark only: one-way delay added to the link."""
+
+
+class Bound(msgspec.Struct, frozen=True, tag="bound"):
+    """The reference listens."""
+
+    endpoint: str
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The worker ends without a result."""
+
+    reason: str
+    """Stable name, which becomes the run's reason."""
+    message: str
+    """One line: cause and mend."""
+    exit_code: int = 2
+
+
+Message = Bound | Failed
+_DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+
+
+def encode(message: Message | WorkerConfig) -> bytes:
+    """One JSON line, newline included."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode(line: bytes) -> Message | None:
+    """A message of a worker; None for anything else (progress, a library's own output)."""
+    try:
+        return _DECODER.decode(line)
+    except msgspec.MsgspecError:
+        return None

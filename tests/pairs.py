@@ -1,0 +1,206 @@
+"""A whole pair in one process, over the real link, on the process's own virtual devices.
+
+The reference runs on devices 0 .. tp-1, the suspect on the next tp, each in a thread of its own; records
+go to a list. What needs real processes, PostgreSQL or kills uses the supervisor instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from uuid import UUID, uuid4
+
+import jax
+
+from tandem.faults import FaultProfile, check_profile
+from tandem.records import (
+    AttemptRow,
+    ClosingRecord,
+    ControlRecord,
+    FaultRecord,
+    MismatchRecord,
+    Record,
+    RunRecords,
+    RunRow,
+    StepRecord,
+)
+from tandem.spec import RunSpec, resolve
+from tandem.vocabulary import Role, SyncMode
+from tandem_worker import parity
+from tandem_worker.chain import Chain
+from tandem_worker.data import open_data
+from tandem_worker.link.channel import Channel, PeerState, Progress, new_keys
+from tandem_worker.lockstep.inbox import Inbox, StopRequested
+from tandem_worker.lockstep.ledger import Ledger
+from tandem_worker.lockstep.machine import Machine
+from tandem_worker.model.build import build_chain
+from tandem_worker.model.init import random_parameters
+from tandem_worker.session import Hooks, Prepared, ReferenceSession, SuspectSession
+
+_CHAINS: dict[tuple[str, int, bool, Role], Chain] = {}
+
+
+@dataclass
+class Outcome:
+    """What a pair left behind."""
+
+    records: RunRecords
+    reason: str
+    reference: ReferenceSession
+    suspect: SuspectSession
+    errors: dict[Role, BaseException] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> list[tuple[object, ...]]:
+        """The mismatches without what may depend on timing: generation and time."""
+        return sorted(
+            (m.step, m.site, m.rank, m.tensor, m.cause, m.mismatched, m.first_index, tuple(m.bits or ()), m.replay)
+            for m in self.records.mismatches
+        )
+
+
+class ListSink:
+    """Keeps records in memory."""
+
+    def __init__(self) -> None:
+        self.records: list[Record] = []
+
+    def put(self, record: Record) -> None:
+        self.records.append(record)
+
+
+def chain_for(spec: RunSpec, role: Role, *, synthetic: bool) -> Chain:
+    """A compiled chain, once per process and shape."""
+    model, training = resolve(spec)
+    key = (model.model_dump_json() + training.model_dump_json(), spec.tp, synthetic, role)
+    if key not in _CHAINS:
+        first = 0 if role is Role.REFERENCE else spec.tp
+        devices = jax.devices()[first : first + spec.tp]
+        _CHAINS[key] = build_chain(model, training, spec.tp, synthetic=synthetic, devices=devices)
+    return _CHAINS[key]
+
+
+def prepared(
+    spec: RunSpec,
+    role: Role,
+    profile: FaultProfile | None,
+    change: Callable[[dict[str, str]], dict[str, str]] = lambda fields: fields,
+) -> Prepared:
+    """One side, ready for the handshake; ``change`` alters its parity fields."""
+    model, training = resolve(spec)
+    chain = chain_for(spec, role, synthetic=profile is not None)
+    if profile is not None:
+        check_profile(profile, chain.plan.sites, spec.tp)
+    machine = Machine(chain, profile if role is Role.SUSPECT else None)
+    machine.slots.update(random_parameters(chain.plan, model, chain.mesh, spec.seed))
+    data = open_data(
+        spec.data, None, seed=spec.seed, batch=training.batch, sequence=training.sequence, vocab=model.vocab
+    )
+    fields = parity.gather(spec, model, training, chain, data=data.digest, weights="random")
+    return Prepared(spec, machine, data, change(fields), spec.steps, 1)
+
+
+@contextmanager
+def channels(run: UUID) -> Iterator[tuple[tuple[Channel, Inbox, Progress], tuple[Channel, Inbox, Progress]]]:
+    """Both ends of a real link on loopback."""
+    keys, ends = new_keys(), []
+    endpoint = "tcp://127.0.0.1:0"
+    for role in (Role.REFERENCE, Role.SUSPECT):
+        inbox, progress = Inbox(), Progress()
+        own = keys.reference if role is Role.REFERENCE else keys.suspect
+        channel = Channel(role, endpoint, own, run.hex, 1, inbox.queue, progress, PeerState()).start()
+        endpoint = channel.endpoint
+        ends.append((channel, inbox, progress))
+    try:
+        yield ends[0], ends[1]
+    finally:
+        for channel, _, _ in reversed(ends):
+            channel.close(0.5)
+
+
+def run_pair(
+    spec: RunSpec,
+    profile: FaultProfile | None = None,
+    *,
+    schedule: Callable[[int], SyncMode] | None = None,
+    tamper: Callable[[ReferenceSession, SuspectSession], None] = lambda *_: None,
+    reference_change: Callable[[dict[str, str]], dict[str, str]] = lambda fields: fields,
+    suspect_change: Callable[[dict[str, str]], dict[str, str]] = lambda fields: fields,
+    timeout: float = 300.0,
+) -> Outcome:
+    """Run an attempt to its end and return what was recorded.
+
+    Args:
+        spec: the run.
+        profile: fault profile of the suspect; makes the pair synthetic.
+        schedule: sync mode of each step; default: the spec's.
+        tamper: called with both sessions before they start, to break something on purpose.
+        reference_change: alters the reference's parity fields.
+        suspect_change: alters the suspect's.
+        timeout: seconds after which the test fails.
+    """
+    run = uuid4()
+    sink = ListSink()
+    errors: dict[Role, BaseException] = {}
+    reasons: list[str] = []
+    both = (
+        prepared(spec, Role.REFERENCE, profile, reference_change),
+        prepared(spec, Role.SUSPECT, profile, suspect_change),
+    )
+    with channels(run) as ((r_channel, r_inbox, r_progress), (s_channel, s_inbox, s_progress)):
+        ledger = Ledger(sink, run, 1, spec.row_cap, time.time)
+        hooks = Hooks(
+            progress=lambda _: None,
+            schedule=schedule or (lambda _: spec.sync),
+            counters=lambda: r_channel.bytes_sent + r_channel.bytes_received,
+        )
+        reference = ReferenceSession(both[0], r_channel, r_inbox, r_progress, ledger, hooks)
+        suspect = SuspectSession(both[1], s_channel, s_inbox, s_progress)
+        tamper(reference, suspect)
+
+        def lead() -> None:
+            try:
+                reasons.append(reference.run())
+                reference.close(reasons[0])
+            except BaseException as error:
+                errors[Role.REFERENCE] = error
+                reasons.append(getattr(error, "reason", "crashed"))
+                reference.reference.store_unsettled()
+                r_channel.say_bye(reasons[0])
+                s_inbox.queue.put(StopRequested("test"))
+            ledger.close(reasons[0], ["cpu:0"])
+
+        def follow() -> None:
+            try:
+                suspect.run()
+            except BaseException as error:
+                errors[Role.SUSPECT] = error
+                s_channel.say_bye(getattr(error, "reason", "crashed"))
+
+        threads = [threading.Thread(target=target, daemon=True) for target in (lead, follow)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(timeout)
+        assert not any(thread.is_alive() for thread in threads), f"the pair hangs: {errors}"
+    return Outcome(_records(spec, run, sink.records, both[0], both[1]), reasons[0], reference, suspect, errors)
+
+
+def _records(spec: RunSpec, run: UUID, found: list[Record], reference: Prepared, suspect: Prepared) -> RunRecords:
+    def of(kind: type) -> list:  # type: ignore[type-arg]
+        return [r for r in found if isinstance(r, kind)]
+
+    attempt = AttemptRow(
+        run_id=run, attempt=1, state="closed", started_at=0.0, reference_host="a", suspect_host="b",
+    )  # fmt: skip
+    row = RunRow(
+        run_id=run, created_at=0.0, workload="submodule", kind=spec.kind, model=spec.model, synthetic=spec.fault is not None,
+        reference_node="a", suspect_node="b", spec=spec.model_dump(mode="json"), state="finished",
+    )  # fmt: skip
+    return RunRecords(
+        run=row, attempts=[attempt], steps=of(StepRecord), mismatches=of(MismatchRecord), controls=of(ControlRecord),
+        faults=of(FaultRecord), closings=of(ClosingRecord),
+    )  # fmt: skip

@@ -1,0 +1,40 @@
+"""``python -m tandem_worker check|run``: what a supervisor starts; a spec or a `WorkerConfig` comes on standard input.
+
+``check`` reads everything that a spec names, without jax, and answers with nothing or one `Failed` line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from tandem.errors import TandemError
+from tandem.spec import RunSpec, validate
+from tandem.worker_io import Failed, encode
+
+
+def main() -> int:
+    command = sys.argv[1] if len(sys.argv) == 2 else ""
+    if command == "check":
+        return check()
+    if command == "run":
+        from tandem_worker.worker import run
+
+        return run()
+    sys.stderr.write("usage: python -m tandem_worker check|run, with its configuration on standard input\n")
+    return 64
+
+
+def check() -> int:
+    from tandem_worker.prepare import Inputs
+
+    try:
+        Inputs(validate(RunSpec, json.loads(sys.stdin.read()), "spec"))
+    except TandemError as error:
+        sys.stdout.buffer.write(encode(Failed("input", str(error), error.exit_code)))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

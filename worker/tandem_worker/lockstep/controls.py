@@ -1,0 +1,127 @@
+"""The controls that a worker runs on itself, and what the reference makes of them (design: Trust)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tandem.statistics import compare
+from tandem_worker.chain import Op, Plan
+from tandem_worker.lockstep.machine import Execution, Machine
+from tandem_worker.lockstep.transfer import lanes_bytes
+
+REDUCTIONS = ("reduce0", "reduce", "head.reduce", "dw.reduce", "grad_norm")
+"""Programs that combine the ranks' values."""
+
+START, END = 1000, 2000
+"""First replay numbers of the self-replays, apart from those of a mismatch's replays."""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfReplay:
+    """How one executable repeated itself on kept inputs."""
+
+    program: str
+    repeats: int
+    equal: bool
+    lanes: np.ndarray
+    """u32 [R, n, 2] of the first repeat."""
+
+
+def self_replay(machine: Machine, step: int, repeats: int, first: int) -> list[SelfReplay]:
+    """Run every executable ``repeats`` times on the same inputs, taken from one unsynchronised pass over the chain.
+
+    The step's inputs must be in their slots. Slots are left as they were; nothing is logged or compared between the sides.
+
+    Args:
+        machine: with parameters and the step's inputs.
+        step: whose fault rows a synthetic suspect uses.
+        repeats: runs per executable.
+        first: first replay number, so that injected transient faults are drawn anew.
+    """
+    saved, results, seen = dict(machine.slots), [], set()
+    persistent = machine.plan.persistent
+    for op in machine.plan.ops:
+        new = op.program not in seen
+        needed = not all(slot in persistent for slot in op.outputs)
+        if not (new or needed):
+            continue
+        inputs = tuple(machine.slots[slot] for slot in op.inputs)
+        if needed:
+            outputs = machine.run_clean(op, inputs)
+            machine.slots.update(zip(op.outputs, outputs, strict=True))
+        if new:
+            seen.add(op.program)
+            lanes = [np.asarray(machine.run(op, inputs, step, first + i)[1]) for i in range(repeats)]
+            equal = all(np.array_equal(other, lanes[0]) for other in lanes[1:])
+            results.append(SelfReplay(op.program, repeats, equal, lanes[0]))
+        machine.release(op)
+    machine.slots = saved
+    return results
+
+
+def known_reduction(machine: Machine, seed: int) -> bytes:
+    """Digests of known bits combined over the ranks by every program that does so.
+
+    Both sides feed the same seeded values; sides whose digests differ reduce in another order.
+    """
+    found = b""
+    for program in REDUCTIONS:
+        op = next((op for op in machine.plan.ops if op.program == program), None)
+        if op is None:
+            continue
+        rng = np.random.default_rng([seed, len(found)])
+        inputs = []
+        for slot in op.inputs:
+            spec = machine.spec(slot)
+            values = rng.standard_normal((machine.plan.tp, *spec.shape), np.float32)
+            inputs.append(machine.put(values.astype(np.dtype(spec.dtype))))
+        outputs_digests = machine.chain.programs[program](tuple(inputs))[1]
+        found += lanes_bytes(np.asarray(outputs_digests))
+    return found
+
+
+def control_site(plan: Plan, seed: int, step: int) -> tuple[Op, int]:
+    """The output whose copy the positive control of a step corrupts: seeded, the same on both sides."""
+    candidates = [
+        (op, output)
+        for op in plan.ops
+        for output, site in enumerate(op.sites)
+        if site.family in ("out", "dx", "reduced") and site.shape
+    ]
+    rng = np.random.default_rng([seed, step, 0x5DC])
+    return candidates[int(rng.integers(len(candidates)))]
+
+
+def control_bit(seed: int, attempt: int, step: int, rank: int, elements: int, bits: int) -> tuple[int, int]:
+    """Flat element and bit that the positive control flips on one rank."""
+    rng = np.random.default_rng([seed, attempt, step, rank])
+    return int(rng.integers(elements)), int(rng.integers(bits))
+
+
+def flipped_copy(value: np.ndarray, element: int, bit: int) -> np.ndarray:
+    """A copy of a tensor with one bit flipped."""
+    copy = np.array(value, order="C")
+    words = copy.reshape(-1).view(f"u{copy.dtype.itemsize}")
+    words[element] ^= words.dtype.type(1 << bit)
+    return copy
+
+
+def digest_agrees(machine: Machine, execution: Execution, output: int) -> bool:
+    """Whether the stand-alone digest program gives what the program itself said of the stored value, on every rank."""
+    assert execution.lanes is not None
+    standalone = machine.digest(execution.op.outputs[output], execution.outputs[output])
+    return bool(np.array_equal(standalone, execution.lanes[:, output]))
+
+
+def reports_exactly(received: np.ndarray, own: np.ndarray, element: int, bit: int) -> dict[str, object] | None:
+    """What the ordinary comparator says of a control tensor: None if exactly the flipped bit, else what it said."""
+    difference = compare(received, own)
+    if difference is None:
+        return {"mismatched": 0}
+    fields = difference.fields()
+    expected = [int(i == bit) for i in range(8 * own.dtype.itemsize)]
+    if (fields["mismatched"], fields["first_index"], fields["bits"]) == (1, element, expected):
+        return None
+    return {key: fields[key] for key in ("mismatched", "first_index", "bits")}

@@ -1,0 +1,94 @@
+"""From a spec to a machine that is ready for the handshake: inputs checked, programs compiled, parameters placed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tandem.faults import FaultProfile, check_profile, load_profile
+from tandem.spec import ModelConfig, RunSpec, Training, resolve
+from tandem.vocabulary import Role
+from tandem_worker.data import TokenStream, open_data
+from tandem_worker.model.plan import make_plan
+from tandem_worker.model.weights import check_weights, read_config, weights_digest
+
+Report = Callable[[str], None]
+"""Called with a phase, for progress."""
+
+
+class Inputs:
+    """Everything that a spec names, read and checked. Needs no jax."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        """Read the inputs.
+
+        Raises:
+            TandemError: the first thing that is wrong, before any step.
+        """
+        config = read_config(spec.weights) if spec.weights else None
+        self.spec = spec
+        self.model: ModelConfig
+        self.training: Training
+        self.model, self.training = resolve(spec, config)
+        if spec.weights:
+            check_weights(spec.weights, self.model)
+        self.plan = make_plan(self.model, self.training, spec.tp)
+        self.profile: FaultProfile | None = None
+        if spec.fault:
+            self.profile = load_profile(spec.fault)
+            check_profile(self.profile, self.plan.sites, spec.tp)
+        self.data: TokenStream = open_data(
+            spec.data, spec.tokenizer, seed=spec.seed,
+            batch=self.training.batch, sequence=self.training.sequence, vocab=self.model.vocab,
+        )  # fmt: skip
+
+
+def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Callable[[], None]) -> Any:
+    """Compile and load; returns a `tandem_worker.session.Prepared`.
+
+    Args:
+        spec: the run.
+        role: only a synthetic suspect gets the fault profile; the reference passes rate zero.
+        attempt: number of the attempt.
+        report: progress.
+        touch: told after everything that took time, for the watchdog.
+
+    Raises:
+        TandemError: the inputs cannot be used or the devices do not suffice.
+    """
+    from tandem_worker import parity
+    from tandem_worker.lockstep.machine import Machine
+    from tandem_worker.model.build import build_chain
+    from tandem_worker.model.init import place, random_parameters
+    from tandem_worker.model.weights import load_parameters
+    from tandem_worker.session import Prepared
+
+    inputs = Inputs(spec)
+
+    def on_program(_: str, done: int, total: int) -> None:
+        touch()
+        report(f"compiling {done}/{total}")
+
+    chain = build_chain(
+        inputs.model, inputs.training, spec.tp, synthetic=inputs.profile is not None, on_program=on_program
+    )
+    machine = Machine(chain, inputs.profile if role is Role.SUSPECT else None)
+    report("loading")
+    if spec.weights:
+        parts = load_parameters(spec.weights, inputs.model, spec.tp)
+        machine.slots.update(place(_touching(parts, touch), chain.plan, chain.mesh))
+        weights = weights_digest(spec.weights)
+    else:
+        machine.slots.update(random_parameters(chain.plan, inputs.model, chain.mesh, spec.seed))
+        weights = "random"
+    touch()
+    fields = parity.gather(
+        spec, inputs.model, inputs.training, chain, data=inputs.data.digest, weights=weights
+    )  # fmt: skip
+    return Prepared(spec, machine, inputs.data, fields, spec.steps, attempt)
+
+
+def _touching(parts: Any, touch: Callable[[], None]) -> Any:
+    for part in parts:
+        touch()
+        yield part
