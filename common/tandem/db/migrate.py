@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from importlib.util import find_spec
 
@@ -23,6 +24,8 @@ WAIT_FOR_OTHERS_S = 120
 LOCK_TIMEOUT_S = 10
 """How long a migration waits for a table: a long reader must not queue every writer behind a waiting migration."""
 STATEMENT_TIMEOUT_S = 3600
+_one_at_a_time = threading.Lock()
+"""Alembic keeps its context in a global."""
 
 
 def _config() -> Config:
@@ -103,7 +106,7 @@ def _run(url: str, action: Callable[[Config], None]) -> None:
     config = _config()
     engine = connect(url, statement_timeout_s=STATEMENT_TIMEOUT_S)
     try:
-        with engine.connect() as conn:
+        with _one_at_a_time, engine.connect() as conn:
             config.attributes["connection"] = conn
             action(config)
             conn.commit()

@@ -121,7 +121,7 @@ def _decoded(reader: SegmentReader) -> Iterator[Record]:
 def _write(conn: psycopg.Connection[Any], batch: list[Record]) -> tuple[int, int]:
     """Rows that were new, and records that PostgreSQL will never take."""
     try:
-        return writer.write(conn, batch), 0
+        return writer.write(conn, [writer.line(record) for record in batch]), 0
     except psycopg.Error as error:
         if (error.sqlstate or "")[:2] not in POISON:
             raise

@@ -69,9 +69,17 @@ class SinkStats:
 
 
 @dataclass(slots=True)
+class _Item:
+    """A record on its way. The line is made beside the transaction of earlier records, not within its time."""
+
+    record: Record
+    line: writer.Line
+
+
+@dataclass(slots=True)
 class _Batch:
     count: int
-    records: list[Record] | None
+    items: list[_Item] | None
     """None: in the spool only."""
     place: tuple[int, int] | None
     """Positions in the spool; None: in memory only."""
@@ -211,33 +219,35 @@ class Sink:
                 return
 
     def _to_spool(self, taken: list[Record], *, sync: bool) -> None:
-        records, payloads = [], []
+        items, payloads = [], []
         for record in taken:
             try:
-                payloads.append(encoder.encode(record))
-                records.append(record)
+                payload, line = encoder.encode(record), writer.line(record)
             except (TypeError, ValueError, OverflowError) as error:
                 self._refuse(record, f"a {type(record).__name__} cannot be written ({error})")
-        place = None
+            else:
+                payloads.append(payload)
+                items.append(_Item(record, line))
+        if not items:
+            return
+        place = trouble = None
         try:
-            if payloads:
-                place = self._spool.append(payloads, sync=sync)
-            trouble = None
+            place = self._spool.append(payloads, sync=sync)
         except SpoolError as error:
             trouble = f"{error.reason}: {error}"
         self._report("_spool_error", trouble)
         with self._changed:
-            batch = _Batch(len(records), records, place)
+            batch = _Batch(len(items), items, place)
             if place is None:
                 room = max(0, 2 * self._memory_records - self._held)
-                self._lost += len(records[room:])
-                batch = _Batch(len(records[:room]), records[:room], None)
+                self._lost += len(items[room:])
+                batch = _Batch(len(items[:room]), items[:room], None)
             else:
                 self._spooled += batch.count
                 if self._held + batch.count > self._memory_records:
-                    batch.records = None
+                    batch.items = None
             if batch.count:
-                self._held += batch.count if batch.records is not None else 0
+                self._held += batch.count if batch.items is not None else 0
                 self._batches.append(batch)
             self._changed.notify_all()
 
@@ -256,12 +266,12 @@ class Sink:
                     batches.append(self._batches.popleft())
                     total += batches[-1].count
             for batch in batches:
-                if batch.records is None and batch.place is not None:
-                    batch.records = [decoder.decode(payload) for payload in self._spool.read(*batch.place)]
+                if batch.items is None and batch.place is not None:
+                    records = [decoder.decode(payload) for payload in self._spool.read(*batch.place)]
+                    batch.items = [_Item(record, writer.line(record)) for record in records]
                     with self._changed:
                         self._held += batch.count
-            records = [record for batch in batches for record in batch.records or ()]
-            if not self._deliver(records):
+            if not self._deliver([item for batch in batches for item in batch.items or ()]):
                 break
             ends = [batch.place[1] for batch in batches if batch.place is not None]
             if ends:
@@ -272,10 +282,10 @@ class Sink:
                 self._changed.notify_all()
         self._disconnect()
 
-    def _deliver(self, records: list[Record]) -> bool:
+    def _deliver(self, items: list[_Item]) -> bool:
         """Write until every record is acknowledged or refused; False if the sink closes first."""
         failures = 0
-        parts = [records]
+        parts = [items]
         while parts:
             part = parts.pop()
             try:
@@ -284,7 +294,8 @@ class Sink:
                 self._disconnect()
                 if isinstance(error, psycopg.Error) and (error.sqlstate or "")[:2] in POISON:
                     if len(part) == 1:
-                        self._refuse(part[0], f"PostgreSQL refuses a {type(part[0]).__name__} ({one_line(error)})")
+                        record = part[0].record
+                        self._refuse(record, f"PostgreSQL refuses a {type(record).__name__} ({one_line(error)})")
                     else:
                         parts += [part[len(part) // 2 :], part[: len(part) // 2]]
                     continue
@@ -305,14 +316,14 @@ class Sink:
                     self._changed.notify_all()
         return True
 
-    def _write(self, records: list[Record]) -> None:
+    def _write(self, items: list[_Item]) -> None:
         self._began = time.monotonic()
         try:
             if self._connection is None:
                 connection = open_connection(self._url, statement_timeout_s=STALL_S)
                 self._connection = connection
                 writer.prepare(connection)
-            writer.write(self._connection, records)
+            writer.write(self._connection, [item.line for item in items])
         finally:
             self._began = None
 

@@ -111,7 +111,7 @@ class Spool:
         """
         data = b"".join(map(frame, payloads))
         with self._lock:
-            total = sum(segment.size for segment in self._segments)
+            total = sum(segment.size for segment in self._segments) + len(self._header)
             if total + len(data) > self._limit_bytes:
                 raise SpoolError(
                     "spool_full", f"the spool in {self._folder} reached its limit of {self._limit_bytes} B"

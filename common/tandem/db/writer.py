@@ -8,9 +8,11 @@ its RETURNING gives: a repeated step adds nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from tandem.db.rows import LAYOUTS, Layout
 from tandem.records import Record, StepRecord
@@ -57,17 +59,51 @@ _ROLLUP = """
 
 
 def _create(layout: Layout) -> str:
-    name = layout.table.name
-    return f"CREATE TEMP TABLE IF NOT EXISTS stage_{name} (LIKE {name} INCLUDING DEFAULTS) ON COMMIT DELETE ROWS"
+    """The staging table: no constraint and no default; the INSERT behind it checks."""
+    dialect = PGDialect()
+    kinds = {
+        name: "double precision" if name in layout.times else layout.table.columns[name].type.compile(dialect)
+        for name in layout.columns
+    }
+    columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+    return f"CREATE TEMP TABLE IF NOT EXISTS stage_{layout.table.name} ({columns}) ON COMMIT DELETE ROWS"
 
 
 def _insert(layout: Layout) -> str:
     name, columns = layout.table.name, ", ".join(layout.columns)
-    insert = f"INSERT INTO {name} ({columns}) SELECT {columns} FROM stage_{name} ON CONFLICT DO NOTHING"  # noqa: S608
+    values = ", ".join(f"to_timestamp({c})" if c in layout.times else c for c in layout.columns)
+    insert = f"INSERT INTO {name} ({columns}) SELECT {values} FROM stage_{name} ON CONFLICT DO NOTHING"  # noqa: S608
     if layout.record is not StepRecord:
         return insert
     fresh = f"WITH fresh AS ({insert} RETURNING run_id, attempt, step, classes, duration_s)"
     return f"{fresh}{_ROLLUP} SELECT count(*) FROM fresh"  # noqa: S608
+
+
+_STATEMENTS = {
+    record: (
+        f"COPY stage_{layout.table.name} ({', '.join(layout.columns)}) FROM STDIN",
+        _insert(layout),
+    )
+    for record, layout in LAYOUTS.items()
+}
+"""By type of record: COPY and INSERT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A record as a line of COPY's text format."""
+
+    record: type[Any]
+    text: str
+
+
+def line(record: Record) -> Line:
+    """The line of a record.
+
+    Raises:
+        TypeError, ValueError: a field holds what its column cannot.
+    """
+    return Line(type(record), LAYOUTS[type(record)].line(record))
 
 
 def prepare(conn: psycopg.Connection[Any]) -> None:
@@ -77,12 +113,12 @@ def prepare(conn: psycopg.Connection[Any]) -> None:
     conn.commit()
 
 
-def write(conn: psycopg.Connection[Any], records: Sequence[Record]) -> int:
-    """Store ``records``, all or none, and commit. Those whose natural key is stored already change nothing.
+def write(conn: psycopg.Connection[Any], lines: Sequence[Line]) -> int:
+    """Store records, all or none, and commit. Those whose natural key is stored already change nothing.
 
     Args:
         conn: connection on which ``prepare`` was called, outside a transaction.
-        records: any mix of types.
+        lines: any mix of types.
 
     Returns:
         How many rows were new.
@@ -92,14 +128,13 @@ def write(conn: psycopg.Connection[Any], records: Sequence[Record]) -> int:
     """
     new = 0
     with conn.transaction(), conn.cursor() as cursor:
-        for cls, layout in LAYOUTS.items():
-            chosen = [record for record in records if type(record) is cls]
+        for cls, (copy_in, insert) in _STATEMENTS.items():
+            chosen = [item.text for item in lines if item.record is cls]
             if not chosen:
                 continue
-            with cursor.copy(f"COPY stage_{layout.table.name} ({', '.join(layout.columns)}) FROM STDIN") as copy:
-                for start in range(0, len(chosen), 256):
-                    copy.write("".join(map(layout.line, chosen[start : start + 256])))
-            cursor.execute(_insert(layout))
+            with cursor.copy(copy_in) as copy:
+                copy.write("".join(chosen))
+            cursor.execute(insert)
             if cls is StepRecord:
                 row = cursor.fetchone()
                 new += int(row[0]) if row else 0

@@ -1,0 +1,55 @@
+"""Four virtual CPU devices for every test that runs JAX in this process; must be set before jax is imported."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}".strip()
+
+
+@pytest.fixture(scope="session")
+def database_server() -> Iterator[str]:
+    """URL of a migrated database on one embedded PostgreSQL for the whole session; the template of every test's own."""
+    from tandem.db.embedded import embedded_database
+
+    home = _open_folder()
+    with embedded_database(home=home) as url:
+        yield url
+    shutil.rmtree(home)
+
+
+@pytest.fixture
+def database_url(database_server: str) -> Iterator[str]:
+    """URL of a fresh database, schema at head."""
+    from tandem.db.engine import open_connection, parse
+
+    name = f"test_{os.urandom(6).hex()}"
+    admin = parse(database_server).set(drivername="postgresql", database="postgres").render_as_string(False)
+    with open_connection(admin) as conn:
+        conn.autocommit = True
+        conn.execute(f"CREATE DATABASE {name} TEMPLATE tandem")
+        yield parse(database_server).set(drivername="postgresql", database=name).render_as_string(False)
+        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture
+def tandem_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A data folder of the test's own, in ``TANDEM_HOME``; other users can enter it, as PostgreSQL must for root."""
+    home = _open_folder()
+    monkeypatch.setenv("TANDEM_HOME", str(home))
+    yield home
+    shutil.rmtree(home)
+
+
+def _open_folder() -> Path:
+    """Pytest's own temporary folders are closed to the user that runs PostgreSQL for root."""
+    folder = Path(tempfile.mkdtemp(prefix="tandem-test-"))
+    folder.chmod(0o755)
+    return folder
