@@ -33,7 +33,7 @@ SYSTEM_USER = "embedded_postgres"
 START_TIMEOUT_S = 300
 """A crash recovery replays up to ``max_wal_size`` of log first."""
 ORPHAN_TIMEOUT_S = 10
-_SOCKET_NAME = ".s.PGSQL.5432.lock"
+_SOCKET_NAME = ".s.PGSQL.5432"
 _SOCKET_PATH_LIMIT = 100
 """Of the 104 (macOS) or 108 (Linux) bytes of ``sun_path``."""
 _OTHER_DATABASE = "or use another database with --db URL"
@@ -78,7 +78,7 @@ class Server:
     def socket_folder(self) -> Path:
         """Where the socket lies: in the folder, or in a short one of its own if that path is too long for a socket."""
         own = self.folder / "run"
-        if len(os.fsencode(own / _SOCKET_NAME)) <= _SOCKET_PATH_LIMIT:
+        if len(os.fsencode(own / f"{_SOCKET_NAME}.lock")) <= _SOCKET_PATH_LIMIT:
             return own
         name = hashlib.sha256(os.fsencode(self.folder)).hexdigest()[:16]
         return Path(f"/tmp/tandem-{name}")  # noqa: S108 - its owner and mode are checked
@@ -157,14 +157,20 @@ class Server:
         return False
 
     def _clear_remains(self) -> None:
-        """After a kill: wait for the children of a dead postmaster, then drop its pid file (the id may be reused)."""
+        """After a kill: wait for the children of a dead postmaster, then drop the files that name it.
+
+        PostgreSQL itself keeps them if any process has that id: another one after a restart of the machine, or the dead
+        postmaster where nobody reaps it (a container without an init).
+        """
         deadline = time.monotonic() + ORPHAN_TIMEOUT_S
         while remains := self._processes():
             if time.monotonic() > deadline:
                 for pid in remains:
                     os.kill(pid, 9)
             time.sleep(0.05)
-        (self.data / "postmaster.pid").unlink(missing_ok=True)
+        socket = self.socket_folder / _SOCKET_NAME
+        for path in (self.data / "postmaster.pid", socket, socket.with_name(f"{_SOCKET_NAME}.lock")):
+            path.unlink(missing_ok=True)
 
     def _prepare_folders(self, account: Account) -> None:
         try:

@@ -124,8 +124,8 @@ class Sink:
         self._connection: psycopg.Connection[Any] | None = None
         self._began: float | None = None
         self._threads = [
-            threading.Thread(target=self._spool_loop, name="sink-spool", daemon=True),
-            threading.Thread(target=self._deliver_loop, name="sink-deliver", daemon=True),
+            threading.Thread(target=self._guard, args=(self._spool_loop,), name="sink-spool", daemon=True),
+            threading.Thread(target=self._guard, args=(self._deliver_loop,), name="sink-deliver", daemon=True),
         ]
         for thread in self._threads:
             thread.start()
@@ -200,6 +200,14 @@ class Sink:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _guard(self, loop: Callable[[], None]) -> None:
+        """A thread that dies leaves records undelivered: say so, rather than only let ``flush`` run out of time."""
+        try:
+            loop()
+        except Exception as error:
+            self._report("_database_error", f"the sink failed ({type(error).__name__}: {one_line(error, self._url)})")
+            raise
 
     # The spooling thread.
 
