@@ -197,7 +197,8 @@ def _records(spec: RunSpec, run: UUID, found: list[Record], reference: Prepared,
         run_id=run, attempt=1, state="closed", started_at=0.0, reference_host="a", suspect_host="b",
     )  # fmt: skip
     row = RunRow(
-        run_id=run, created_at=0.0, workload="submodule", kind=spec.kind, model=spec.model, synthetic=spec.fault is not None,
+        run_id=run, created_at=0.0, workload="submodule", kind=spec.kind, model=spec.model,
+        synthetic=spec.fault is not None,
         reference_node="a", suspect_node="b", spec=spec.model_dump(mode="json"), state="finished",
     )  # fmt: skip
     return RunRecords(

@@ -303,7 +303,7 @@ class _Pair:
 
 
 def worker_environment() -> dict[str, str]:
-    """This process's environment without what a worker must not know, with what two workers on one machine need."""
+    """The environment without what a worker must not know, with what two workers on one machine need."""
     environment = {k: v for k, v in os.environ.items() if k not in ("TANDEM_DB", "PGPASSWORD")}
     environment.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     environment.setdefault("TANDEM_COMPILED", str(home() / "compiled"))

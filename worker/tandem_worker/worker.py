@@ -115,7 +115,9 @@ class Worker:
         from tandem_worker.session import Hooks, ReferenceSession
 
         config, channel = self.config, self.channel
-        assert config.database is not None and config.spool is not None and channel is not None
+        assert config.database is not None
+        assert config.spool is not None
+        assert channel is not None
         self.sink = Sink(config.database, Path(config.spool), config.run_id, config.attempt, on_error=self._log)
         self.ledger = Ledger(self.sink, config.run_id, config.attempt, self.spec.row_cap, time.time)
         schedule = [SyncMode(mode) for mode in config.sync_schedule] or [self.spec.sync]
@@ -213,7 +215,8 @@ class Worker:
             other_findings=total.other_findings, first_mismatch=total.first_mismatch, controls=self.ledger.states,
             link_bytes=total.link_bytes, full_bytes=total.full_bytes,
             window_used=side.window_max, window_limit=side.window.limit,
-            records_put=stats.put, records_acknowledged=stats.acknowledged, records_spooled=stats.spooled if stats.last_error else 0,
+            records_put=stats.put, records_acknowledged=stats.acknowledged,
+            records_spooled=stats.spooled if stats.last_error else 0,
         )  # fmt: skip
 
     def _told(self, event: PeerEvent) -> None:

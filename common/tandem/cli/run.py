@@ -33,9 +33,7 @@ def run(
     ] = None,
     data: Annotated[
         list[Path] | None,
-        typer.Option(
-            metavar="FILE", help="Text to train on, may be repeated.  [default: the standard library's source]"
-        ),
+        typer.Option(metavar="FILE", help="Text to train on, may be repeated.  [default: Python's source]"),
     ] = None,
     tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="tokenizer.json; without it, bytes.")] = None,
     tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks, one device each.  [default: 2]")] = None,
@@ -64,7 +62,7 @@ def run(
         "window": window, "fault": fault, "batch": batch, "sequence": sequence, "compute": compute,
     }  # fmt: skip
     asked = read_spec(spec, {k: v for k, v in flags.items() if v is not None})
-    records = execute(asked, db, run_id=_uuid(run_id), quiet=json)
+    records = execute(asked, db, run_id=_uuid(run_id))
     raise typer.Exit(report(records, as_json=json))
 
 
@@ -95,7 +93,7 @@ def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
     return spec
 
 
-def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None, quiet: bool = False) -> RunRecords:
+def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None) -> RunRecords:
     """Run a spec with progress on standard error."""
     from tandem.progress import Progress
     from tandem.supervisor import Local, Stop, run_local

@@ -32,7 +32,7 @@ class SelfReplay:
 def self_replay(machine: Machine, step: int, repeats: int, first: int) -> list[SelfReplay]:
     """Run every executable ``repeats`` times on the same inputs, taken from one unsynchronised pass over the chain.
 
-    The step's inputs must be in their slots. Slots are left as they were; nothing is logged or compared between the sides.
+    The step's inputs must be in their slots, which are left as they were; nothing is logged or sent.
 
     Args:
         machine: with parameters and the step's inputs.
