@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from tandem.spec import ModelConfig, Training
 from tandem_worker.model.build import make_mesh
 from tandem_worker.model.compile import compile_program

@@ -84,7 +84,6 @@ def compile_program(
     def ranked(*args: Array) -> tuple[Any, ...]:
         local = [arg[0] for arg in args]
         rows = local.pop() if synthetic else None
-        changes: list[Array] = []
         tapped: list[Array] = []
 
         def tap(x: Array) -> Array:
@@ -98,13 +97,11 @@ def compile_program(
         if [v.shape for v in values] != [spec.shape for spec in outputs]:
             raise ValueError(f"program {name} computes shapes {[v.shape for v in values]}, planned {outputs}")
         if rows is not None:
-            for i, value in enumerate(values):
-                values[i], log = inject.apply(value, rows[i])
-                changes.append(log)
-            changes.append(tapped[0] if tapped else _untouched())
+            values, logs = inject.apply_all(values, rows[: len(outputs)])
+            changes = jnp.concatenate((logs, tapped[0][None] if tapped else _untouched()))
         stored, digests = _store_and_digest(tuple(values), conditional=mesh.devices.flat[0].platform == "cpu")
         result = (stored, digests[None])
-        return (*result, jnp.stack(changes)[None]) if synthetic else result
+        return result if rows is None else (*result, changes[None])
 
     arguments = [rank_major(spec, mesh) for spec in inputs]
     if synthetic:
@@ -156,7 +153,7 @@ def _store_and_digest(values: tuple[Array, ...], *, conditional: bool) -> tuple[
 
 def _untouched() -> Array:
     """Log of a tap that the program does not have: nothing changed."""
-    return jnp.full((1 + inject.LOGGED,), -1, jnp.int32).at[0].set(0)
+    return jnp.full((1, 1 + inject.LOGGED), -1, jnp.int32).at[:, 0].set(0)
 
 
 def _compile(name: str, body: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], mesh: Mesh) -> Any:

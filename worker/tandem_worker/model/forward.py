@@ -88,7 +88,8 @@ def rms_norm(x_BxSxH: Array, weight_H: Array, eps: float) -> Array:
     x32 = x_BxSxH.astype(jnp.float32)
     scale = lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + eps)
     normed = (x32 * scale).astype(x_BxSxH.dtype)
-    return (weight_H * normed.astype(jnp.float32)).astype(x_BxSxH.dtype)
+    weighted: Array = (weight_H * normed.astype(jnp.float32)).astype(x_BxSxH.dtype)
+    return weighted
 
 
 def inverse_frequencies(model: ModelConfig) -> np.ndarray[Any, np.dtype[np.float32]]:
@@ -196,7 +197,7 @@ def embed(tokens_BxS: Array, embedding_VxH: Array) -> Array:
 
 
 def own_rows(tokens_BxS: Array, rows: int) -> tuple[Array, Array]:
-    """Index of each token in this rank's vocabulary rows (``rows`` where another rank holds it), and whether it is there."""
+    """Index of each token in this rank's vocabulary rows (``rows`` where another holds it), and whether it is there."""
     local_BxS = tokens_BxS - lax.axis_index(AXIS) * rows
     mine_BxS = (local_BxS >= 0) & (local_BxS < rows)
     return jnp.where(mine_BxS, local_BxS, rows), mine_BxS

@@ -138,7 +138,11 @@ class _Builder:
             [(f"bwd.{g}.reduced.norm", spec, Phase.BWD, module, layer, "reduced.norm") for g, module, layer in norms],
             drain=True,
         )
-        every = [g for group, module, _ in groups(self.model) for g in self._gradients(group, module)]
+        every = [
+            (f"{name}.{group}", slot)
+            for group, module, _ in groups(self.model)
+            for name, slot in self._gradients(group, module)
+        ]
         outputs = {"grad_norm": self.scalar, "grad_norm.clip": self.scalar}
         self._run("grad_norm", every, Phase.UPDATE, Module.OPTIMIZER, -1, outputs)
         for group, module, layer in groups(self.model):
