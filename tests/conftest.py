@@ -12,6 +12,9 @@ import pytest
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}".strip()
+# XLA:CPU runs the devices of one launch, and the dispatch of the next, on one pool. With fewer than two threads per
+# device, ranks that wait in a collective can hold every thread that the missing rank needs, for ever.
+os.environ.setdefault("PJRT_NPROC", "8")
 
 
 @pytest.fixture(scope="session")
