@@ -70,20 +70,22 @@ def compare(suspect: np.ndarray, reference: np.ndarray) -> Difference | None:
         r = reference.reshape(-1)[where].astype(np.float64)
         relative = np.abs(s - r) / np.abs(r)
         severity = relative[np.isfinite(relative) & (relative != 0) & (r != 0)]
-        mean = float(_mean(severity)) if severity.size else None
+        top = float(severity.max(initial=0.0))
+        # scaled, so that sums of severities near the largest fp64 do not overflow
+        mean, median = (float(f(severity / top) * top) if severity.size else None for f in (np.mean, np.median))
     return Difference(
         elements=suspect.size,
         mismatched=int(where.size),
         severity_mean=mean,
-        severity_median=float(np.median(severity)) if severity.size else None,
-        severity_max=float(severity.max()) if severity.size else None,
+        severity_median=median,
+        severity_max=top if severity.size else None,
         zero_reference=int(np.count_nonzero(r == 0)),
         nonfinite=int(np.count_nonzero(~np.isfinite(s))),
         nullified=int(np.count_nonzero((s == 0) & (r != 0))),
         bits=_histogram(xor[where]),
         first_index=int(where[0]),
         extent=extent(where, suspect.shape),
-        box=[[int(axis.min()), int(axis.max())] for axis in np.unravel_index(where, suspect.shape)],
+        box=[[int(axis.min()), int(axis.max())] for axis in _places(where, suspect.shape)],
     )
 
 
@@ -126,7 +128,6 @@ def _histogram(xor: npt.NDArray[Any]) -> list[int]:
     return [int(n) for n in np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)]
 
 
-def _mean(severity: npt.NDArray[np.float64]) -> float:
-    """Mean that cannot overflow: fp64 inputs may have severities near the largest fp64."""
-    top = float(severity.max())
-    return float((severity / top).mean() * top)
+def _places(where: npt.NDArray[np.intp], shape: tuple[int, ...]) -> tuple[npt.NDArray[np.intp], ...]:
+    """Index along each axis; none for a scalar, which numpy's function refuses."""
+    return np.unravel_index(where, shape) if shape else ()
