@@ -1,0 +1,80 @@
+# `make help` lists what there is. Everything runs in .venv, made from the hash-pinned locks in requirements/.
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.PHONY: help demo test test-fast lint format typecheck bench soak docs screenshots lock clean
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+ARGS ?=
+BENCH ?=
+SOAK ?= 1000
+
+# The newest Python that starts; `make PYTHON=/path/to/python3 ...` chooses another.
+PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; do \
+	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+
+demo: $(STAMPS)/runtime ## a healthy pair that matches and a corrupting one that is found (about 3 minutes)
+	$(BIN)/tandem demo $(ARGS)
+
+test: $(STAMPS)/dev ## every test; ARGS="-k link" passes options to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+test-fast: $(STAMPS)/dev ## the tests that take seconds rather than minutes
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+lint: $(STAMPS)/dev ## style, format, types and import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMPS)/dev ## put the code into its format
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+typecheck: $(STAMPS)/dev ## types only
+	$(BIN)/mypy
+
+bench: $(STAMPS)/dev ## the benchmarks, or one of them: make bench BENCH=name
+	$(BIN)/python -m bench $(BENCH)
+
+soak: $(STAMPS)/dev ## the kill and fault tests many times over: make soak SOAK=1000 (hours)
+	TANDEM_SOAK=$(SOAK) $(BIN)/python -m pytest tests/soak $(ARGS)
+
+docs: $(STAMPS)/dev ## check that the docs say what the code does
+	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_project.py
+
+screenshots: $(STAMPS)/dev ## take the pictures of the README anew (needs Chromium)
+	$(BIN)/python docs/images/take.py
+
+lock: ## resolve the locks in requirements/ anew (needs uv)
+	requirements/compile.sh --upgrade
+
+clean: ## remove the environment, caches and compiled programs
+	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis build dist
+
+# -- the environment ---------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@if [ -z "$(PYTHON)" ] || ! $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+		echo "error: Tandem needs Python 3.11 or newer, and $(if $(PYTHON),$(PYTHON) is not,none was found): install one or use make PYTHON=/path/to/python3" >&2; exit 1; fi
+	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+		echo "error: $(PYTHON) lacks venv or pip: install them (on Debian and Ubuntu: apt-get install python3-venv) or use make PYTHON=/path/to/python3" >&2; exit 1; fi
+	@echo "making $(VENV) with $$($(PYTHON) --version)"
+	$(PYTHON) -m venv $(VENV)
+
+$(STAMPS)/runtime: requirements/runtime.txt requirements/build.txt pyproject.toml | $(BIN)/python
+	$(PIP) install --require-hashes -r requirements/runtime.txt -r requirements/build.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --no-deps --no-build-isolation --editable .
+	@mkdir -p $(STAMPS) && touch $(STAMPS)/runtime $@
