@@ -95,8 +95,8 @@ def _positions(value: Any) -> tuple[int, ...]:
     return positions
 
 
-def _tensor(value: str) -> str:
-    if value.split(".", 1)[0] not in FAMILIES:
+def _tensor(value: Any) -> str:
+    if not isinstance(value, str) or value.split(".", 1)[0] not in FAMILIES:
         raise ValueError(f"{value!r} is no tensor: use {', '.join(FAMILIES)}, or one leaf such as dw.wq")
     return value
 
@@ -295,7 +295,10 @@ def load_profile(path: Path) -> FaultProfile:
         raise SpecError(f"fault profile {path}: not UTF-8 text: give a TOML file") from None
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"fault profile {path}: not valid TOML: {str(error).splitlines()[0]}") from None
-    return validate(FaultProfile, values, f"fault profile {path}")
+    try:
+        return validate(FaultProfile, values, f"fault profile {path}")
+    except SpecError as error:  # a quoted key may hold line breaks
+        raise SpecError(" ".join(str(error).splitlines())) from None
 
 
 def check_profile(profile: FaultProfile, sites: Sequence[Site], tp: int) -> None:
