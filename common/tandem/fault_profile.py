@@ -85,13 +85,15 @@ def _bits(value: Any) -> BitName | tuple[int, ...] | dict[int, float]:
         if not weights or not good:
             raise ValueError("weights per bit must be numbers above 0, for example { 30 = 1, 22 = 3 }")
         return weights
-    return _positions(value)
+    if not (positions := _positions(value)):
+        raise ValueError("give at least one bit position")
+    return positions
 
 
 def _positions(value: Any) -> tuple[int, ...]:
     positions = tuple(_position(v) for v in _as_tuple(value) or ())
-    if not positions or len(set(positions)) != len(positions):
-        raise ValueError("give at least one bit position, none twice")
+    if len(set(positions)) != len(positions):
+        raise ValueError("give no bit position twice")
     return positions
 
 
@@ -183,15 +185,15 @@ class Fault(_Model):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = self.model_fields_set
         own = {
             "flip": {"bits", "count"},
             "stuck": {"lane", "lane_width", "set_bits", "clear_bits"},
             "scale": {"factor"},
         }
         for kind, names in own.items():
-            if kind != self.kind and (wrong := sorted(names & given)):
-                raise ValueError(f"{wrong[0]} belongs to kind {kind!r}, this fault's kind is {self.kind!r}")
+            for name in sorted(names) if kind != self.kind else ():
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    raise ValueError(f"{name} belongs to kind {kind!r}, this fault's kind is {self.kind!r}")
         if self.rate is not None and self.elements is not None:
             raise ValueError("give rate or elements, not both")
         if self.rate is None and self.elements is None and self.kind != "stuck":
@@ -208,7 +210,7 @@ class Fault(_Model):
             raise ValueError("lane_width must be a power of two, as vector units are wide")
         if self.kind == "scale" and self.factor is None:
             raise ValueError("kind 'scale' needs factor")
-        if isinstance(self.bits, tuple) and "count" in given:
+        if isinstance(self.bits, tuple) and self.count != 1:
             raise ValueError("count is for a distribution of bits; positions all flip together")
         if self.level == "state" and (self.kind != "flip" or self.elements is None):
             raise ValueError("level 'state' needs kind 'flip' and elements")

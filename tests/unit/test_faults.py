@@ -15,8 +15,9 @@ from tandem import faults
 from tandem.errors import SpecError
 from tandem.faults import FaultProfile, StateFlip, check_profile, load_profile, named_bits, no_rows, rows, state_flips
 from tandem.sites import Site
-from tandem.spec import validate
+from tandem.spec import load_preset, validate
 from tandem.vocabulary import Module, Phase
+from tandem_worker.model.plan import make_plan
 
 OUT = Site(4, Phase.FWD, Module.FFN, 1, "out", (8, 16), "bfloat16")
 DX = Site(9, Phase.BWD, Module.ATTN, 0, "dx", (8, 16), "bfloat16")
@@ -50,6 +51,8 @@ def test_shipped_profiles_load(path: Path) -> None:
     p = load_profile(path)
     assert p.name == path.stem
     assert p.description
+    assert FaultProfile.model_validate_json(p.model_dump_json()) == p
+    assert FaultProfile.model_validate(p.model_dump()) == p
 
 
 @pytest.mark.parametrize(
@@ -72,7 +75,8 @@ def test_shipped_profiles_load(path: Path) -> None:
         ('name = "a"\n[[fault]]\nkind="zero"\nrate=1\nsteps=[0]', "fault.0.steps.0: Input should be greater"),
         ('name = "a"\n[[fault]]\nkind="zero"\nrate=1\nbits=[3]', "bits belongs to kind 'flip'"),
         ('name = "a"\n[[fault]]\nkind="flip"\nrate=1\nbits=[32]', "bit position 32 is not a whole number from 0"),
-        ('name = "a"\n[[fault]]\nkind="flip"\nrate=1\nbits=[3, 3]', "none twice"),
+        ('name = "a"\n[[fault]]\nkind="flip"\nrate=1\nbits=[3, 3]', "no bit position twice"),
+        ('name = "a"\n[[fault]]\nkind="flip"\nrate=1\nbits=[]', "at least one bit position"),
         ('name = "a"\n[[fault]]\nkind="flip"\nrate=1\nbits="high"', "'high' is no bit distribution"),
         ('name = "a"\n[[fault]]\nkind="flip"\nrate=1\nbits={30=-1}', "weights per bit must be numbers above 0"),
         ('name = "a"\n[[fault]]\nkind="flip"\nrate=1\nbits=[3]\ncount=2', "count is for a distribution"),
@@ -331,3 +335,20 @@ def test_named_bits(dtype: str, exponent: range, mantissa: range) -> None:
     assert named_bits("mantissa", dtype) == tuple(mantissa)
     parts = [*mantissa, *exponent, *named_bits("sign", dtype)]
     assert tuple(parts) == named_bits("uniform", dtype)
+
+
+@pytest.mark.parametrize("path", shipped(), ids=lambda p: p.stem)
+def test_shipped_profiles_act_on_the_tiny_model(path: Path) -> None:
+    preset = load_preset("tiny")
+    plan = make_plan(preset.model, preset.training, 2)
+    p = load_profile(path)
+    check_profile(p, plan.sites, 2)
+    steps = range(1, 21)
+    acting = any(rows(p, step, op.sites, 2).any() for step in steps for op in plan.ops)
+    flips = [
+        flipped
+        for step in steps
+        for op in plan.ops
+        for flipped in state_flips(p, step, op.sites, op.input_names, [plan.slots[s].shape for s in op.inputs], 2)
+    ]
+    assert acting or flips
