@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, PrivateAttr, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
 
 from tandem.errors import SpecError
 from tandem.sites import Site
@@ -153,7 +153,7 @@ class Fault(_Model):
     """Level ``state``: what the program calls the input; none: its first."""
 
     kind: Literal["flip", "zero", "stuck", "scale"]
-    bits: Annotated[BitName | tuple[int, ...] | dict[int, float], PlainValidator(_bits)] = "uniform"
+    bits: Annotated[BitName | tuple[int, ...] | dict[int, float], BeforeValidator(_bits)] = "uniform"
     """Kind ``flip``: positions that all flip together, or a distribution to draw from (a name or weights)."""
     count: int = Field(1, ge=1, le=MAX_BITS)
     """Kind ``flip`` with a distribution: distinct bits to draw per element. A bit drawn twice is replaced by
@@ -161,9 +161,9 @@ class Fault(_Model):
     lane: int | None = Field(None, ge=0)
     """Kind ``stuck``: acts on elements whose last index modulo ``lane_width`` is ``lane``."""
     lane_width: int | None = Field(None, ge=1, lt=2**31)
-    set_bits: Annotated[tuple[int, ...], PlainValidator(_positions)] = ()
+    set_bits: Annotated[tuple[int, ...], BeforeValidator(_positions)] = ()
     """Kind ``stuck``: bits forced to 1."""
-    clear_bits: Annotated[tuple[int, ...], PlainValidator(_positions)] = ()
+    clear_bits: Annotated[tuple[int, ...], BeforeValidator(_positions)] = ()
     """Kind ``stuck``: bits forced to 0."""
     factor: float | None = Field(None, allow_inf_nan=False)
     """Kind ``scale``: the value is multiplied by it, in fp32."""
