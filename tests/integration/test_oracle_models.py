@@ -84,14 +84,14 @@ def batch() -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_weights(config: dict[str, Any]) -> dict[str, np.ndarray]:
-    """Large enough that attention is far from uniform and the norms matter."""
+    """Of unit gain, so that scores spread, and norms that matter; larger gains would only amplify rounding."""
     rng = np.random.default_rng(3)
     h, f, v = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     d = config.get("head_dim", h // config["num_attention_heads"])
     q, kv = d * config["num_attention_heads"], d * config["num_key_value_heads"]
 
     def matrix(rows: int, columns: int) -> np.ndarray:
-        return (rng.standard_normal((rows, columns)) * 2 / columns**0.5).astype(np.float32)
+        return (rng.standard_normal((rows, columns)) / columns**0.5).astype(np.float32)
 
     def norm() -> np.ndarray:
         return rng.uniform(0.5, 1.5, h).astype(np.float32)
