@@ -19,8 +19,10 @@ from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
 REQUIRED_PARITY = (
     "tandem", "image", "python", "jax", "jaxlib", "platform", "device_kind", "device_count", "driver", "cpu",
     "cpu_affinity", "flags", "jax_config", "model", "training", "seed", "tp", "synthetic", "weights", "data", "sites",
+    "programs",
 )  # fmt: skip
-"""Parity fields that every conclusive attempt has compared, besides ``program.<name>`` of every executable."""
+"""Parity fields that every conclusive attempt has compared, besides ``program.<name>`` of every executable that the
+field ``programs`` lists."""
 
 REQUIRED_PROGRAMS = (
     "embed.fwd", "attn.fwd", "ffn.fwd", "head.fwd", "head.reduce", "reduce", "head.bwd", "ffn.bwd", "attn.bwd",
@@ -138,7 +140,8 @@ def _ended_early(a: _Attempt) -> tuple[str, str] | None:
 
 def _parity(a: _Attempt) -> tuple[str, str] | None:
     rows = {c.subject: c for c in a.controls if c.name is ControlName.PARITY}
-    required = (*REQUIRED_PARITY, *(f"program.{name}" for name in REQUIRED_PROGRAMS))
+    listed = parity_of(a.controls).get("programs", "").split(";")
+    required = (*REQUIRED_PARITY, *(f"program.{name}" for name in (*REQUIRED_PROGRAMS, *listed)))
     for field, row in rows.items():
         if not row.ok:
             return f"parity:{field}", f"the sides differ in {field}"

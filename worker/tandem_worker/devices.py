@@ -20,5 +20,8 @@ def prepare_environment(tp: int) -> None:
         os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
         os.environ.setdefault("NCCL_ALGO", "Ring")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # XLA:CPU runs the ranks of one launch, and the dispatch of the next, on one pool: with fewer than two threads per
+    # rank, ranks that wait in a collective could hold every thread that the missing rank needs, for ever.
+    os.environ.setdefault("PJRT_NPROC", str(max(os.cpu_count() or 1, 2 * tp)))
     os.environ["XLA_FLAGS"] = " ".join([*flags, os.environ.get("XLA_FLAGS", "")]).strip()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

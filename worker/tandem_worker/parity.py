@@ -21,7 +21,14 @@ import tandem_worker
 from tandem.spec import ModelConfig, RunSpec, Training
 from tandem_worker.chain import Chain, Plan
 
-NUMERIC_ENVIRONMENT = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NCCL_ALGO", "NCCL_NVLS_ENABLE", "CUBLAS_WORKSPACE_CONFIG")
+NUMERIC_ENVIRONMENT = (
+    "XLA_FLAGS",
+    "PJRT_NPROC",
+    "LIBTPU_INIT_ARGS",
+    "NCCL_ALGO",
+    "NCCL_NVLS_ENABLE",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
 """Environment variables that may change bits."""
 
 
@@ -64,6 +71,7 @@ def gather(
         "weights": weights,
         "data": data,
         "sites": sites_digest(chain.plan),
+        "programs": ";".join(sorted(chain.fingerprints)),
     }
     return fields | {f"program.{name}": value for name, value in sorted(chain.fingerprints.items())}
 

@@ -144,7 +144,8 @@ class Machine:
             return []
         applied = []
         specs = [self.plan.slots[slot] for slot in op.inputs]
-        for flip in state_flips(self.profile, step, op.sites, op.input_names, [s.shape for s in specs], self.plan.tp):
+        shapes, dtypes = [s.shape for s in specs], [s.dtype for s in specs]
+        for flip in state_flips(self.profile, step, op.sites, op.input_names, shapes, self.plan.tp, dtypes):
             slot = op.inputs[op.input_names.index(flip.input)]
             original = self.slots[slot]
             value = self.shard(original, flip.rank).copy()

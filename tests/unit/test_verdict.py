@@ -1,0 +1,146 @@
+"""The verdict is a pure function of rows: whatever is missing makes it inconclusive, by name."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+from tests.pairs import run_pair
+
+from tandem.records import ControlRecord, MismatchRecord, RunRecords
+from tandem.spec import RunSpec
+from tandem.verdict import REQUIRED_PARITY, decide
+from tandem.vocabulary import Cause, ControlName, Module, Phase, Role, Verdict
+
+
+@pytest.fixture(scope="module")
+def clean() -> RunRecords:
+    """The records of a real null pair."""
+    outcome = run_pair(RunSpec(steps=2, self_replays=2, replays=2))
+    assert not outcome.errors
+    return outcome.records
+
+
+def copy(records: RunRecords) -> RunRecords:
+    return msgspec.structs.replace(
+        records, steps=[*records.steps], mismatches=[*records.mismatches], controls=[*records.controls],
+        faults=[*records.faults], closings=[*records.closings], attempts=[*records.attempts],
+    )  # fmt: skip
+
+
+def with_controls(records: RunRecords, controls: list[ControlRecord]) -> RunRecords:
+    """Other control rows, with a closing record that agrees with them."""
+    changed = copy(records)
+    changed.controls = controls
+    changed.closings = [replace(c, controls=len(controls)) for c in records.closings]
+    return changed
+
+
+def finding(records: RunRecords, **fields: object) -> MismatchRecord:
+    row = MismatchRecord(
+        run_id=records.run.run_id, attempt=1, step=1, site=3, rank=0, phase=Phase.FWD, module=Module.ATTN, layer=0,
+        tensor="out", cause=Cause.COMPUTE, elements=100, mismatched=1,
+    )  # fmt: skip
+    return replace(row, **fields)  # type: ignore[arg-type]
+
+
+def with_finding(records: RunRecords, row: MismatchRecord) -> RunRecords:
+    changed = copy(records)
+    changed.mismatches.append(row)
+    mine = (row.attempt, row.step)
+    changed.steps = [replace(s, rows=s.rows + ((s.attempt, s.step) == mine)) for s in records.steps]
+    changed.closings = [
+        replace(c, mismatches=1, mismatches_total=1) if c.attempt == row.attempt else c for c in records.closings
+    ]
+    return changed
+
+
+def test_a_complete_clean_run_matches(clean: RunRecords) -> None:
+    decision = decide(clean)
+    assert decision.verdict is Verdict.MATCH
+    assert "excluded at 95 %" in decision.sentence
+
+
+def test_removing_any_one_control_or_parity_field_makes_it_inconclusive(clean: RunRecords) -> None:
+    """Row by row, although the closing record agrees with what is left."""
+    assert {c.subject for c in clean.controls if c.name is ControlName.PARITY} >= set(REQUIRED_PARITY)
+    for index, row in enumerate(clean.controls):
+        left = clean.controls[:index] + clean.controls[index + 1 :]
+        assert decide(with_controls(clean, left)).verdict is Verdict.INCONCLUSIVE, (row.name, row.role, row.subject)
+
+
+def test_failing_any_one_control_is_never_a_match(clean: RunRecords) -> None:
+    """A suspect that differs from itself is a finding; every other failed control leaves the run inconclusive."""
+    for index, row in enumerate(clean.controls):
+        failed = [*clean.controls]
+        failed[index] = replace(row, ok=False)
+        verdict = decide(with_controls(clean, failed)).verdict
+        selfish = row.name in (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END) and row.role is Role.SUSPECT
+        assert verdict is (Verdict.MISMATCH if selfish else Verdict.INCONCLUSIVE), (row.name, row.role, row.subject)
+
+
+def test_too_few_repeats_are_no_self_replay(clean: RunRecords) -> None:
+    for name in (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END):
+        short = [replace(c, repeats=1) if c.name is name else c for c in clean.controls]
+        assert decide(with_controls(clean, short)).reason == f"{name}_short"
+
+
+@pytest.mark.parametrize("missing", ["closings", "attempts", "steps"])
+def test_without_closing_record_attempt_or_steps_nothing_is_concluded(clean: RunRecords, missing: str) -> None:
+    changed = copy(clean)
+    setattr(changed, missing, [])
+    assert decide(changed).verdict is Verdict.INCONCLUSIVE
+
+
+def test_a_lost_row_is_noticed(clean: RunRecords) -> None:
+    for field in ("steps", "controls"):
+        changed = copy(clean)
+        setattr(changed, field, getattr(clean, field)[:-1])
+        assert decide(changed).verdict is Verdict.INCONCLUSIVE
+    lost = with_finding(clean, finding(clean))
+    lost.mismatches.clear()
+    assert decide(lost).reason == "records_missing"
+
+
+def test_a_step_that_compared_nothing_is_no_match(clean: RunRecords) -> None:
+    for classes in ({}, {k: replace(c, elements=0) for k, c in clean.steps[-1].classes.items()}):
+        changed = copy(clean)
+        changed.steps[-1] = replace(changed.steps[-1], classes=classes)
+        assert decide(changed).reason == "nothing_compared"
+
+
+def test_a_finding_in_a_conclusive_attempt_is_a_mismatch(clean: RunRecords) -> None:
+    for cause in Cause:
+        assert decide(with_finding(clean, finding(clean, cause=cause))).verdict is Verdict.MISMATCH
+
+
+def test_a_tensor_that_never_came_cannot_match_nor_conclude(clean: RunRecords) -> None:
+    decision = decide(with_finding(clean, finding(clean, mismatched=None)))
+    assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, "tensor_missing")
+
+
+def test_a_later_clean_attempt_erases_nothing(clean: RunRecords) -> None:
+    """First attempt: a finding, ended early. Second: clean and conclusive, same fingerprint."""
+    two = copy(clean)
+    two.attempts = [replace(clean.attempts[0], reason="dead_peer"), replace(clean.attempts[0], attempt=2)]
+    two.steps += [replace(s, attempt=2) for s in clean.steps]
+    two.controls += [replace(c, attempt=2) for c in clean.controls]
+    two.closings += [replace(c, attempt=2) for c in clean.closings]
+    assert decide(two).verdict is Verdict.MATCH
+    assert decide(with_finding(two, finding(clean))).verdict is Verdict.MISMATCH
+    other = copy(two)
+    other.mismatches.append(finding(clean))
+    other.controls = [
+        replace(c, detail={"reference": "another", "suspect": "another"})
+        if c.attempt == 2 and c.subject == "jaxlib"
+        else c
+        for c in two.controls
+    ]
+    assert decide(other).verdict is Verdict.INCONCLUSIVE, "the conclusive attempt ran other executables"
+
+
+def test_an_attempt_that_ended_early_gives_its_reason(clean: RunRecords) -> None:
+    changed = copy(clean)
+    changed.closings = [replace(c, reason="half_open_link") for c in clean.closings]
+    decision = decide(changed)
+    assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, "half_open_link")
