@@ -46,7 +46,8 @@ def no_tap(x: Array) -> Array:
 
 def gather_sequence(x_BxPxH: Array) -> Array:
     """All ranks' pieces of the sequence, in rank order: ``[B, S, H]``."""
-    return lax.all_gather(x_BxPxH, AXIS, axis=1, tiled=True)
+    x_BxSxH: Array = lax.all_gather(x_BxPxH, AXIS, axis=1, tiled=True)
+    return x_BxSxH
 
 
 def product(subscripts: str, *operands: Array, out: Any = None) -> Array:

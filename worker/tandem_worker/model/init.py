@@ -123,7 +123,8 @@ def _random_leaf(key: jax.Array, std: np.float32, leaf: Leaf, mesh: Mesh) -> jax
         return jnp.ones((mesh.size, *leaf.shape), jnp.float32, device=rank_sharding(mesh))
     shape, split = leaf.shape, leaf.split
     whole = shape if split is None else tuple(n * mesh.size if i == split else n for i, n in enumerate(shape))
-    return _normal(mesh.size, whole, split, rank_sharding(mesh))(key, std)
+    drawn: jax.Array = _normal(mesh.size, whole, split, rank_sharding(mesh))(key, std)
+    return drawn
 
 
 @cache
