@@ -176,8 +176,6 @@ class Progress:
 
             self._live = Live(console=self._console, refresh_per_second=8, transient=False)
             self._live.start()
-        else:
-            self._print(formats.clean(self._title))
         return self
 
     def __exit__(
@@ -194,6 +192,8 @@ class Progress:
         if self._live is not None:
             self._live.update(self._block(event))
             return
+        if before is None:
+            self._print(formats.clean(self._title))  # not earlier: bad input is one line, and nothing else
         now = self._clock()
         notable = (
             before is None

@@ -16,30 +16,31 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import IO
 from uuid import UUID
 
 import zmq
-from sqlalchemy import Engine
 
 from tandem.db import queries, store
 from tandem.db.engine import connect
 from tandem.db.liveness import host
-from tandem.db.replay import replay_spools
 from tandem.errors import PairError, SetupError, UsageError
 from tandem.home import home
 from tandem.ids import new_run_id
 from tandem.progress import MAX_LINE, ProgressEvent
 from tandem.progress import decode as decode_progress
 from tandem.records import AttemptRow, RunRecords, RunRow
+from tandem.recovery import check_spool, finish, recover, spool_folder
 from tandem.spec import RunSpec
-from tandem.verdict import decide, fingerprint, parity_of
 from tandem.vocabulary import AttemptState, Role
 from tandem.worker_io import STOP, Bound, Failed, WorkerConfig, decode, encode
 
 LINGER_S = 20.0
 """How long the suspect may outlive the reference before it is ended."""
+FAREWELL_S = 60.0
+"""How long the reference may outlive the suspect: to notice that it is gone and to deliver its records."""
+READ_S = 5.0
+"""How long to wait for the last messages of ended workers."""
 START_S = 120.0
 """How long the reference may take to listen."""
 
@@ -95,6 +96,7 @@ def run_local(spec: RunSpec, local: Local, stop: Stop | None = None) -> RunRecor
             set up; the run is stored as inconclusive.
     """
     check_inputs(spec)
+    check_spool(spool_folder())
     engine = connect(local.url)
     try:
         recover(engine, local.url)
@@ -137,7 +139,11 @@ def check_inputs(spec: RunSpec) -> None:
     """
     command = [sys.executable, "-m", "tandem_worker", "check"]
     done = subprocess.run(
-        command, input=json.dumps(spec.model_dump(mode="json")).encode(), capture_output=True, check=False
+        command,
+        input=json.dumps(spec.model_dump(mode="json")).encode(),
+        capture_output=True,
+        check=False,
+        start_new_session=True,  # Ctrl-C is the supervisor's: it stops the run once it has begun
     )
     if done.returncode == 0:
         return
@@ -150,41 +156,6 @@ def check_inputs(spec: RunSpec) -> None:
     raise UsageError(message.message) if message.exit_code == UsageError.exit_code else SetupError(message.message)
 
 
-def recover(engine: Engine, url: str) -> None:
-    """Deliver what earlier processes left in the spool, and close the runs whose supervisor died."""
-    replay_spools(url, spool_folder())
-    store.close_orphans(engine, judge, time.time())
-
-
-def finish(engine: Engine, url: str, run_id: UUID, attempt: int, reason: str) -> None:
-    """Close an attempt and give the run its verdict, both from what is stored."""
-    replay_spools(url, spool_folder())
-    records = queries.load_run(engine, run_id)
-    closing = next((c for c in records.closings if c.attempt == attempt), None)
-    parity = parity_of([c for c in records.controls if c.attempt == attempt])
-    store.finish_attempt(
-        engine, run_id, attempt, ended_at=time.time(),
-        state=AttemptState.CLOSED if closing else AttemptState.ORPHANED,
-        reason=closing.reason if closing else reason,
-        fingerprint=fingerprint(parity) if parity else None, parity=parity,
-    )  # fmt: skip
-    verdict, why, sentence = judge(queries.load_run(engine, run_id))
-    store.finish_run(engine, run_id, verdict=verdict, reason=why, sentence=sentence, finished_at=time.time())
-
-
-def judge(records: RunRecords) -> tuple[str, str, str]:
-    """Verdict, reason and sentence of stored records."""
-    decision = decide(records)
-    return decision.verdict, decision.reason, decision.sentence
-
-
-def spool_folder() -> Path:
-    """Where the reference workers of this user keep what the database has not taken."""
-    folder = home() / "spool"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
-
-
 class _Pair:
     """The two worker processes of one attempt."""
 
@@ -194,7 +165,10 @@ class _Pair:
         self.failure: Failed | None = None
         """What the side that failed first said."""
         self._workers: dict[Role, subprocess.Popen[bytes]] = {}
-        self._messages: queue.SimpleQueue[tuple[Role, Bound | Failed | ProgressEvent | None]] = queue.SimpleQueue()
+        self._killed: set[Role] = set()
+        """Ended by this supervisor: how they ended says nothing about them."""
+        self._messages: queue.SimpleQueue[tuple[Role, Bound | Failed | ProgressEvent]] = queue.SimpleQueue()
+        self._readers: list[threading.Thread] = []
         self._log = home() / "log"
         self._log.mkdir(mode=0o700, exist_ok=True)
         self._keys = {role: zmq.curve_keypair() for role in Role}
@@ -207,35 +181,44 @@ class _Pair:
             self._start(Role.SUSPECT, endpoint)
             self.local.on_started(self.run_id, {role: worker.pid for role, worker in self._workers.items()})
         asked, deadline = 0, float("inf")
+        patience = {Role.REFERENCE: LINGER_S, Role.SUSPECT: FAREWELL_S}
         while any(worker.poll() is None for worker in self._workers.values()):
             self._take(0.1)
             if self.stop.requests > asked:
                 asked = self.stop.requests
                 self._ask_to_stop() if asked == 1 else self.kill()
-            if self._workers[Role.REFERENCE].poll() is not None:
-                deadline = min(deadline, time.monotonic() + LINGER_S)
+            for role, worker in self._workers.items():
+                if worker.poll() is not None:
+                    deadline = min(deadline, time.monotonic() + patience[role])
             if time.monotonic() > deadline:
                 self.kill()
-        while self._take(0.2):
+        for reader in self._readers:
+            reader.join(READ_S)
+        while self._take(0):
             pass
         self.reason = self._why()
 
     def kill(self) -> None:
         """End both at once."""
-        for worker in self._workers.values():
+        for role, worker in self._workers.items():
             if worker.poll() is None:
+                self._killed.add(role)
                 worker.kill()
             worker.wait()
 
     def _why(self) -> str:
+        """How the attempt ended; a worker that died before anything that its peer could say of it."""
+        codes = {role: worker.returncode for role, worker in self._workers.items() if role not in self._killed}
+        for role, code in codes.items():
+            if code < 0 or code == 1:
+                return f"{role}_died"
         if self.failure is not None:
             return self.failure.reason
-        if self.stop.requests > 1:
+        if self._killed and self.stop.requests > 1:
             return "killed"
-        for role in (Role.REFERENCE, Role.SUSPECT):
-            code = self._workers[role].returncode if role in self._workers else None
-            if code is None or code < 0 or code == 1:
-                return f"{role}_died"
+        for role in Role:
+            if role not in codes:
+                return f"{role}_hung" if role in self._killed else f"{role}_not_started"
         return "completed"
 
     def _ask_to_stop(self) -> None:
@@ -255,12 +238,13 @@ class _Pair:
                 return message.endpoint
             if self._workers[Role.REFERENCE].poll() is not None and message is None:
                 return None
-        raise PairError("reference_not_listening", f"the reference did not listen within {START_S:.0f} s")
+        self.reason = "reference_not_listening"
+        raise PairError(self.reason, f"the reference did not listen within {START_S:.0f} s")
 
     def _take(self, timeout: float) -> Bound | Failed | ProgressEvent | None:
         """Handle one message of a worker."""
         try:
-            role, message = self._messages.get(timeout=timeout)
+            role, message = self._messages.get(timeout > 0, timeout)
         except queue.Empty:
             return None
         if isinstance(message, Failed) and self.failure is None:
@@ -295,11 +279,14 @@ class _Pair:
             worker.stdin.flush()
         except BrokenPipeError:
             pass  # it ended at once; its exit code says so
-        threading.Thread(target=self._read, args=(role, worker.stdout), name=f"read-{role}", daemon=True).start()
+        reader = threading.Thread(target=self._read, args=(role, worker.stdout), name=f"read-{role}", daemon=True)
+        reader.start()
+        self._readers.append(reader)
 
     def _read(self, role: Role, stream: IO[bytes]) -> None:
         while line := stream.readline(MAX_LINE):
-            self._messages.put((role, decode(line) or decode_progress(line)))
+            if message := decode(line) or decode_progress(line):
+                self._messages.put((role, message))
 
 
 def worker_environment() -> dict[str, str]:

@@ -91,7 +91,11 @@ class Worker:
         ).start()  # fmt: skip
         if config.role is Role.REFERENCE:
             self._say(encode(Bound(self.channel.endpoint)))
-        limits = Limits(step_timeout=spec.step_timeout, peer_timeout=spec.peer_timeout)
+        limits = Limits(
+            step_timeout=spec.step_timeout,
+            peer_timeout=spec.peer_timeout,
+            reconnect_grace=min(Limits().reconnect_grace, spec.peer_timeout),
+        )
         watchdog = Watchdog(
             self.progress, self.peer, limits, self._tripped, last_resort=spec.step_timeout + NATIVE_HANG_S
         ).start()  # fmt: skip
@@ -186,7 +190,7 @@ class Worker:
                 self.inbox.queue.put(StopRequested("stopped"))
         # The supervisor is gone: nobody waits for this attempt. What was put is in the database or in the spool.
         if self.channel is not None:
-            self.channel.say_bye("supervisor_died")
+            self.channel.say_bye("supervisor_gone")
         if self.sink is not None:
             self.sink.flush(2.0)
         os._exit(POD_EXIT_INCONCLUSIVE)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tandem.errors import DatabaseError
+
 if TYPE_CHECKING:
     from rich.console import Console
     from sqlalchemy import Engine
@@ -69,6 +71,8 @@ def _finite(value: Any) -> Any:
 def database(url: str | None) -> Iterator[Engine]:
     """The database to read: ``url``, checked for its version and schema, or the embedded one (brought to the head).
 
+    What earlier commands left behind comes first: their spool is delivered, the runs of dead ones are closed.
+
     Raises:
         DatabaseError: it cannot be reached, is too old, or has another schema.
     """
@@ -76,9 +80,14 @@ def database(url: str | None) -> Iterator[Engine]:
         from sqlalchemy.exc import DBAPIError
 
         from tandem.db.engine import connect, unreachable
+        from tandem.recovery import recover
 
         engine = connect(usable)
         try:
+            try:
+                recover(engine, usable)
+            except DatabaseError as error:  # a role that may only read, for example
+                note(f"note: what earlier runs left in the spool could not be delivered: {error}")
             yield engine
         except DBAPIError as error:
             raise unreachable(usable, error) from error
