@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 from tandem.faults import FaultProfile, check_profile, load_profile
 from tandem.spec import ModelConfig, RunSpec, Training, resolve
 from tandem.vocabulary import Role
+from tandem_worker.compiled import compiled_once
 from tandem_worker.data import TokenStream, open_data
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.weights import check_weights, read_config, weights_digest
@@ -91,30 +88,6 @@ def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Call
         spec, inputs.model, inputs.training, chain, data=inputs.data.digest, weights=weights
     )  # fmt: skip
     return Prepared(spec, machine, inputs.data, fields, spec.steps, attempt)
-
-
-@contextmanager
-def compiled_once(report: Report) -> Iterator[None]:
-    """On CPU, the two workers of one machine compile once: the first keeps the executables, the second loads them.
-
-    The folder (``TANDEM_COMPILED``) is the user's own, since loading an executable runs code. Fingerprints are
-    compared all the same. Not on accelerators, where jax's cache key leaves the autotuning out.
-    """
-    import jax
-
-    folder = os.environ.get("TANDEM_COMPILED")
-    if not folder or jax.default_backend() != "cpu":
-        yield
-        return
-    Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", folder)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
-    with open(Path(folder) / "lock", "w") as lock:
-        report("waiting for the other side to compile")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _touching(parts: Any, touch: Callable[[], None]) -> Any:
