@@ -10,11 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from plugins import compiled
+
+pytest_plugins = ["plugins.parts"]
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {os.environ.get('XLA_FLAGS', '')}".strip()
 # XLA:CPU runs the devices of one launch, and the dispatch of the next, on one pool. With fewer than two threads per
 # device, ranks that wait in a collective can hold every thread that the missing rank needs, for ever.
 os.environ.setdefault("PJRT_NPROC", "8")
+
+compiled.start()
+_home: Path | None = None
+
+
+def pytest_configure() -> None:
+    """No test may touch the user's own data folder: one that names none gets the session's."""
+    global _home
+    _home = _open_folder()
+    os.environ["TANDEM_HOME"] = str(_home)
+
+
+def pytest_unconfigure() -> None:
+    compiled.end()
+    if _home is not None:
+        shutil.rmtree(_home, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

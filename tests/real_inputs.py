@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
+
+from plugins import parts
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -27,9 +28,9 @@ LAYER_NAMES = {
 
 
 def require(*modules: str, lock: str = "real-inputs") -> None:
-    """Skip the test, naming what is absent, unless every module is installed."""
-    if absent := [name for name in modules if find_spec(name) is None]:
-        pytest.skip(f"needs {', '.join(absent)} of requirements/{lock}.txt")
+    """Skip the test, in the closing table, unless every module of that lock is installed."""
+    if any(find_spec(name) is None for name in modules):
+        parts.skip(lock)
 
 
 def english_text(tmp: Path) -> Path:

@@ -211,8 +211,8 @@ def test_only_its_own_user_gets_in_and_nothing_listens_on_the_network(place: Pat
             assert b"Peer authentication failed" in other.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to become an ordinary user")
-@pytest.mark.root
+@pytest.mark.needs("root")
+@pytest.mark.filterwarnings("ignore:.*fork")  # the child uses none of the threads that other tests may have started
 def test_it_works_for_an_ordinary_user_too(made: Path, tandem_home: Path) -> None:
     """In a child that gives up root after everything is imported: its Python may lie where only root can go."""
     nobody = pwd.getpwnam("nobody")
@@ -237,8 +237,7 @@ def test_it_works_for_an_ordinary_user_too(made: Path, tandem_home: Path) -> Non
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="root only")
-@pytest.mark.root
+@pytest.mark.needs("root")
 def test_as_root_a_closed_folder_is_named_and_the_default_one_is_not_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
