@@ -197,7 +197,7 @@ class Progress:
         now = self._clock()
         notable = (
             before is None
-            or before.phase != event.phase
+            or before.phase.split(" ")[0] != event.phase.split(" ")[0]  # not each of ``compiling 3/36``
             or (event.first_mismatch and not before.first_mismatch)
             or before.controls != event.controls
         )
