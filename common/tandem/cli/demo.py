@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from tandem.cli.output import DbOption, console, database_url, say
+from tandem.errors import SetupError
 from tandem.records import RunRecords
 from tandem.spec import RunSpec
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, Cause, Kind, Verdict
@@ -31,6 +32,10 @@ def demo(
     from tandem.summary import summarise
 
     folder = output or home() / "reports"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"the folder {folder} cannot be made ({error.strerror}): choose another with -o") from None
     right = []
     with database_url(db) as url, resources.as_file(resources.files("tandem") / "fault_profiles" / PROFILE) as profile:
         halves = (
