@@ -1,0 +1,86 @@
+"""``docs/bench.md``, made from ``bench/results.json``. Pure, but for `write`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.results import ROOT, Row
+
+PAGE = ROOT / "docs" / "bench.md"
+
+_HEAD = """# Benchmarks
+
+<!-- Made from bench/results.json by `python -m bench --page`; do not edit. -->
+
+`make bench` measures every row again (about half an hour on two cores), `make bench BENCH=name` one group of rows: the
+part of the name before the dot. What is compared runs in one process, or in one long-living pair of worker processes,
+and takes turns in a seeded random order; a ratio is taken within each turn, and the value is the median of the ratios.
+The range holds the one-sided 95 % bounds of the value (for a median: the sign test). A row falls short only where the
+whole range lies beyond its bound.
+
+"""
+
+_NOTES = """
+## What is measured
+
+- **sync, delay**: a pair of worker processes on one machine, so both share its cores; `none` is the same pair with
+  the same programs, which compares nothing. Durations are the reference's, from the step's first frame to the
+  suspect's last. All programs digest their outputs, in `none` too: what the digests themselves cost is in `chain`.
+- **corrupt**: the fault profile `node-11` flips bits in the outputs of attention and feed-forward, forward and
+  backward, as often as on the paper's worst node and in every step; each step replays its first mismatching sites,
+  as in any run.
+- **chain**: one step as the chain of programs, which always digest what they return, and as one jitted program with
+  donated parameters; both recompute each submodule's forward in the backward pass, on the same mesh, with the same
+  model code and update, in one process. `chain.digest` compares with a jitted program that digests the same tensors.
+- **records**: mismatch rows through the whole sink (encoding, spool, staging table, insert, commit) and by a bare COPY
+  of ready-made lines into the same table, both into the embedded PostgreSQL.
+- **visible**: from the moment when the digests of a corrupting program reached the suspect's host to the moment when
+  another connection, which polls, sees the row. The exchange of the tensors and the replays lie in between.
+- **memory**: the largest sum of live device buffers of the reference, looked at after every program start, less that
+  of unsynchronised steps. The bound is the largest sum, over programs of together at most `window` sites, of the
+  buffers that they read and write, each once, plus 64 MB. Resident sizes are those of real worker processes.
+"""
+
+
+def render(rows: Sequence[Row]) -> str:
+    """The page."""
+    lines = ["| row | what | value | 95 % range | reach | | runs |", "|---|---|---|---|---|---|---|"]
+    lines += [
+        f"| `{r.name}` | {r.what} | {number(r.value)} {_unit(r)} | {number(r.spread[0])} to {number(r.spread[1])} "
+        f"| {reach(r)} | {verdict(r)} | {r.runs} |"
+        for r in rows
+    ]
+    settings = ["", "## Settings", "", "| row | setting |", "|---|---|"]
+    settings += [f"| `{r.name}` | {', '.join(f'{k} {v}' for k, v in r.setting.items())} |" for r in rows]
+    return _HEAD + "\n".join(lines) + "\n" + _NOTES + "\n".join(settings) + "\n"
+
+
+def line(row: Row) -> str:
+    """A row for the terminal."""
+    bounds = f"[{number(row.spread[0])}, {number(row.spread[1])}]"
+    return f"{row.name:24s} {number(row.value):>9s} {row.unit:6s} {bounds:22s} {reach(row):12s} {verdict(row)}".rstrip()
+
+
+def reach(row: Row) -> str:
+    """The bound with its sense; empty for a row that is only shown."""
+    if row.bound is None:
+        return ""
+    return f"{'≤' if row.sense == 'at most' else '≥'} {number(row.bound)} {_unit(row)}".strip()
+
+
+def verdict(row: Row) -> str:
+    return "" if row.ok is None else "ok" if row.ok else "**short**"
+
+
+def number(value: float) -> str:
+    """Four significant digits, plain."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _unit(row: Row) -> str:
+    return "" if row.unit == "ratio" else row.unit
+
+
+def write(rows: Sequence[Row], path: Path = PAGE) -> None:
+    path.write_text(render(rows), encoding="utf-8")

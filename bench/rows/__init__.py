@@ -1,0 +1,14 @@
+"""The benches by name. Each runs in a process of its own and returns its rows."""
+
+from __future__ import annotations
+
+BENCHES = {
+    "sync": "bench.rows.sync:clean",
+    "delay": "bench.rows.sync:delayed",
+    "corrupt": "bench.rows.sync:corrupting",
+    "chain": "bench.rows.chain:measure",
+    "records": "bench.rows.records:measure",
+    "visible": "bench.rows.visible:measure",
+    "memory": "bench.rows.memory:measure",
+}
+"""Name -> ``module:function``, called with `bench.options.Options`."""
