@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from tandem.vocabulary import SyncMode
@@ -51,7 +52,8 @@ class Side:
         self.generation = 0
         self.step_number = 0
         self.sync = SyncMode.OPTIMISTIC
-        self.window = Window(settings.window)
+        self.window = self.ahead = Window(settings.window)
+        """Of this step; ``ahead`` is that of optimistic steps, which blocking steps in between leave as it is."""
         self.window_max = 0
         self.waited_s = 0.0
         self.kept_op = -1
@@ -99,7 +101,8 @@ class Side:
             last = self.machine.execute(op, self.step_number, self.generation)
             self.machine.release(op)
         if last is not None:
-            np.asarray(last.digests)
+            # As in the other modes: nothing of the step is left for the next one to wait for.
+            jax.block_until_ready((last.digests, self.machine.slots))
 
     # -- events ----------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from tandem_worker.link import frames as f
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.side import Side
 from tandem_worker.lockstep.transfer import lanes_bytes, send_outputs, send_tensor
+from tandem_worker.lockstep.window import Window
 
 
 class Suspect(Side):
@@ -30,8 +31,7 @@ class Suspect(Side):
         """Ground truth of this step's surviving executions."""
         self._received: dict[tuple[int, int, int], tuple[np.ndarray, bytes]] = {}
         self._mismatch = None
-        self.window.largest = 0 if sync is not SyncMode.OPTIMISTIC else self.settings.window
-        self.window.limit = min(self.window.limit, self.window.largest) or min(1, self.window.largest)
+        self.window = self.ahead if sync is SyncMode.OPTIMISTIC else Window(0)
         if sync is SyncMode.NONE:
             self.unsynchronised(ops)
             return
