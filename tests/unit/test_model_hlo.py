@@ -65,7 +65,9 @@ def check(text: str, outputs: int) -> None:
     assert reached == tensors
 
 
-@pytest.mark.parametrize("synthetic", [False, True], ids=["real", "synthetic"])
+@pytest.mark.parametrize(
+    "synthetic", [pytest.param(False, id="real"), pytest.param(True, id="synthetic", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_digest_reads_the_returned_tensor(name: str, synthetic: bool) -> None:
     training = Training(sequence=16)

@@ -11,6 +11,7 @@ import chains
 from chains import MODEL, OPTIMIZER
 from tandem_worker import digest
 from tandem_worker.chain import run_step
+from tandem_worker.model.compile import InFlight
 from tandem_worker.model.init import step_inputs
 from tandem_worker.model.layout import groups, leaves
 from tandem_worker.model.update import learning_rate
@@ -87,6 +88,23 @@ def test_the_learning_rate_warms_up_and_decays() -> None:
     assert rates[-1] == pytest.approx(0, abs=1e-9)
     constant = learning_rate(OPTIMIZER.model_copy(update={"schedule": "constant", "warmup_steps": 0}))
     assert float(constant(np.int32(1))) == pytest.approx(OPTIMIZER.learning_rate)
+
+
+def test_executions_in_flight_are_bounded_and_waited_for_in_order() -> None:
+    waited: list[int] = []
+
+    class Result:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def block_until_ready(self) -> None:
+            waited.append(self.number)
+
+    bound = InFlight(3)
+    for number in range(10):
+        bound.admit(Result(number))
+        assert number - len(waited) < 3
+    assert waited == list(range(7))
 
 
 def test_copies_are_the_rounded_masters() -> None:

@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from tandem.errors import SetupError
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem_worker.chain import Chain, Plan, TensorSpec
-from tandem_worker.model.compile import compile_digest, compile_program, fingerprint
+from tandem_worker.model.compile import CPU_IN_FLIGHT, InFlight, compile_digest, compile_program, fingerprint
 from tandem_worker.model.forward import AXIS
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.programs import bodies, example_ops
@@ -68,10 +68,11 @@ def build_chain(
     found, specs = bodies(plan, model, training), list(dict.fromkeys(plan.slots.values()))
     examples = example_ops(plan)
     report = on_program or (lambda *_: None)
+    in_flight = InFlight(CPU_IN_FLIGHT) if mesh.devices.flat[0].platform == "cpu" else None
     jobs: dict[Any, Callable[[], Any]] = {}
     for name, body in found.items():
         inputs, outputs = (_specs(plan, slots) for slots in (examples[name].inputs, examples[name].outputs))
-        jobs[name] = partial(compile_program, name, body, inputs, outputs, mesh, synthetic)
+        jobs[name] = partial(compile_program, name, body, inputs, outputs, mesh, synthetic, in_flight)
     jobs |= {spec: partial(compile_digest, spec, mesh) for spec in specs}
     built = _compile_all(jobs, report)
     programs = {name: built[name] for name in found}

@@ -10,6 +10,7 @@ branch of a conditional, which no fusion crosses.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,13 +34,39 @@ def rank_major(spec: TensorSpec, mesh: Mesh) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.dtype(spec.dtype), sharding=NamedSharding(mesh, _SHARDED))
 
 
+class InFlight:
+    """Bounds how many executions are queued on virtual CPU devices.
+
+    XLA:CPU lets 32 executions be in flight per device. With more queued, one rank can wait for a free place while
+    the other already waits for it inside a collective, and the process aborts after the collective's
+    timeout. Real accelerators queue in order and need no bound.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._queued: deque[Any] = deque()
+
+    def admit(self, result: Any) -> None:
+        """Note an execution by one of its results; wait for the oldest beyond the limit."""
+        self._queued.append(result)
+        if len(self._queued) > self._limit:
+            self._queued.popleft().block_until_ready()
+
+
+CPU_IN_FLIGHT = 8
+"""Enough to hide the dispatch of the next programs."""
+
+
 class CompiledProgram:
     """`tandem_worker.chain.Program` over a compiled executable."""
 
-    __slots__ = ("_compiled", "_faults", "_quiet", "fingerprint", "name", "synthetic")
+    __slots__ = ("_compiled", "_faults", "_in_flight", "_quiet", "fingerprint", "name", "synthetic")
 
-    def __init__(self, name: str, compiled: Any, outputs: int, mesh: Mesh, synthetic: bool) -> None:
+    def __init__(
+        self, name: str, compiled: Any, outputs: int, mesh: Mesh, synthetic: bool, in_flight: InFlight | None = None
+    ) -> None:
         self.name = name
+        self._in_flight = in_flight
         self.synthetic = synthetic
         self.fingerprint = fingerprint(compiled)
         self._compiled = compiled
@@ -55,17 +82,27 @@ class CompiledProgram:
     def __call__(self, inputs: Sequence[Any], fault: Any | None = None) -> tuple[tuple[Any, ...], Any, Any | None]:
         if not self.synthetic:
             outputs, digests = self._compiled(*inputs)
+            if self._in_flight is not None:
+                self._in_flight.admit(digests)
             return outputs, digests, None
         if fault is None:
             fault = self._quiet
         elif isinstance(fault, np.ndarray):
             fault = jax.device_put(fault, self._faults)
-        result: tuple[tuple[Any, ...], Any, Any] = self._compiled(*inputs, fault)
-        return result
+        outputs, digests, changes = self._compiled(*inputs, fault)
+        if self._in_flight is not None:
+            self._in_flight.admit(digests)
+        return outputs, digests, changes
 
 
 def compile_program(
-    name: str, body: Body, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], mesh: Mesh, synthetic: bool
+    name: str,
+    body: Body,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    mesh: Mesh,
+    synthetic: bool,
+    in_flight: InFlight | None = None,
 ) -> CompiledProgram:
     """Compile one program for the mesh.
 
@@ -76,6 +113,7 @@ def compile_program(
         outputs: one rank's outputs; the body's results are cast to these dtypes.
         mesh: the ranks.
         synthetic: whether the injector is compiled in.
+        in_flight: bound on queued executions, shared by the chain's programs; None: no bound.
 
     Raises:
         ValueError: the body's outputs do not have the planned shapes (a defect of the model code).
@@ -107,7 +145,7 @@ def compile_program(
     if synthetic:
         arguments.append(rank_major(TensorSpec((len(outputs) + 1, inject.WIDTH), "uint32"), mesh))
     compiled = _compile(name, ranked, arguments, mesh)
-    return CompiledProgram(name, compiled, len(outputs), mesh, synthetic)
+    return CompiledProgram(name, compiled, len(outputs), mesh, synthetic, in_flight)
 
 
 def compile_digest(spec: TensorSpec, mesh: Mesh) -> Any:

@@ -52,9 +52,9 @@ def gather_sequence(x_BxPxH: Array) -> Array:
 
 def product(subscripts: str, *operands: Array, out: Any = None) -> Array:
     """`einsum` with fp32 accumulation; the result in the first operand's dtype, or in ``out``."""
-    result: Array = jnp.einsum(
-        subscripts, *operands, precision=lax.Precision.HIGHEST, preferred_element_type=out or operands[0].dtype
-    )
+    dtype = operands[0].dtype
+    precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    result: Array = jnp.einsum(subscripts, *operands, precision=precision, preferred_element_type=out or dtype)
     return result
 
 
