@@ -27,7 +27,7 @@ BF16 = TRAINING.model_copy(update={"compute": "bfloat16"})
 def chain(tp: int, tied: bool = False, compute: str = "float32") -> Chain:
     """A real build of `MODEL` (or `TIED`)."""
     training = TRAINING if compute == "float32" else BF16
-    return build_chain(TIED if tied else MODEL, training, tp, synthetic=False)
+    return build_chain(TIED if tied else MODEL, training, tp)
 
 
 def batch(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import jax
 
-from tandem.faults import FaultProfile, check_profile
+from tandem.faults import FaultProfile, can_act, check_profile
 from tandem.records import (
     AttemptRow,
     ClosingRecord,
@@ -38,9 +38,10 @@ from tandem_worker.lockstep.ledger import Ledger
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.build import build_chain
 from tandem_worker.model.init import random_parameters
+from tandem_worker.model.plan import make_plan
 from tandem_worker.session import Hooks, Prepared, ReferenceSession, SuspectSession
 
-_CHAINS: dict[tuple[str, int, bool, Role], Chain] = {}
+_CHAINS: dict[tuple[str, int, bool, frozenset[str], Role], Chain] = {}
 
 
 @dataclass
@@ -72,14 +73,17 @@ class ListSink:
         self.records.append(record)
 
 
-def chain_for(spec: RunSpec, role: Role, *, synthetic: bool) -> Chain:
-    """A compiled chain, once per process and shape."""
+def chain_for(spec: RunSpec, role: Role, profile: FaultProfile | None) -> Chain:
+    """A compiled chain, once per process, shape and set of injected programs."""
     model, training = resolve(spec)
-    key = (model.model_dump_json() + training.model_dump_json(), spec.tp, synthetic, role)
+    ops = make_plan(model, training, spec.tp).ops
+    injected = frozenset(op.program for op in ops if profile is not None and can_act(profile, op.sites))
+    shape = model.model_dump_json() + training.model_dump_json()
+    key = (shape, spec.tp, profile is not None, injected, role)
     if key not in _CHAINS:
         first = 0 if role is Role.REFERENCE else spec.tp
         devices = jax.devices()[first : first + spec.tp]
-        _CHAINS[key] = build_chain(model, training, spec.tp, synthetic=synthetic, devices=devices)
+        _CHAINS[key] = build_chain(model, training, spec.tp, profile=profile, devices=devices)
     return _CHAINS[key]
 
 
@@ -91,7 +95,7 @@ def prepared(
 ) -> Prepared:
     """One side, ready for the handshake; ``change`` alters its parity fields."""
     model, training = resolve(spec)
-    chain = chain_for(spec, role, synthetic=profile is not None)
+    chain = chain_for(spec, role, profile)
     if profile is not None:
         check_profile(profile, chain.plan.sites, spec.tp)
     machine = Machine(chain, profile if role is Role.SUSPECT else None)
@@ -99,7 +103,7 @@ def prepared(
     data = open_data(
         spec.data, None, seed=spec.seed, batch=training.batch, sequence=training.sequence, vocab=model.vocab
     )
-    fields = parity.gather(spec, model, training, chain, data=data.digest, weights="random")
+    fields = parity.gather(spec, model, training, chain, data=data.digest, weights="random", profile=profile)
     return Prepared(spec, machine, data, change(fields), spec.steps, 1)
 
 

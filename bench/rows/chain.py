@@ -29,7 +29,7 @@ def measure(options: Options) -> list[Row]:
     from tandem_worker.model.init import random_parameters, step_inputs
 
     model, training = resolve(options.spec())
-    chain = build_chain(model, training, options.tp, synthetic=False)
+    chain = build_chain(model, training, options.tp)
     plan, mesh = chain.plan, chain.mesh
     data = open_data([], None, seed=0, batch=training.batch, sequence=training.sequence, vocab=model.vocab)
 

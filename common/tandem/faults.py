@@ -111,6 +111,17 @@ def rows(profile: FaultProfile, step: int, sites: Sequence[Site], tp: int, repla
     return no_rows(tp, len(sites)) if table is None else table
 
 
+def can_act(profile: FaultProfile, sites: Sequence[Site]) -> bool:
+    """Whether ``rows`` of a program with these sites can ever hold a fault: only such programs need the injector."""
+    tap = next((s for s in sites if s.family in ("out", "dx")), sites[0])
+    return any(
+        f.selects(site)
+        for f in profile.fault
+        if f.level != "state"
+        for site in (sites if f.level == "output" else (tap,))
+    )
+
+
 @lru_cache(maxsize=64)
 def no_rows(tp: int, outputs: int) -> npt.NDArray[np.uint32]:
     """The rows that inject nothing: zeros, read-only, shared."""

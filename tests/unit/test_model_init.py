@@ -67,7 +67,7 @@ def test_too_few_devices_and_wrong_degrees_are_refused_before_anything_is_compil
     with pytest.raises(SetupError, match="tp 8 needs 8 devices"):
         make_mesh(8)
     with pytest.raises(SpecError, match="does not divide the KV heads"):
-        build_chain(MODEL, TRAINING, 3, synthetic=False)
+        build_chain(MODEL, TRAINING, 3)
 
 
 def test_split_leaves_cover_the_model() -> None:

@@ -98,10 +98,10 @@ class Plan:
 class Program(Protocol):
     """A compiled executable of the chain.
 
-    Called with the rank-major inputs (and, in a synthetic build, ``fault``: u32
+    Called with the rank-major inputs (and, where the injector is compiled in, ``fault``: u32
     ``[R, n_outputs + 1, inject.WIDTH]``, last row for the operand tap), it returns
     ``(outputs, digests, changes)``: the outputs rank-major; digests u32 ``[R, n_outputs, 2]`` of the values
-    that the program stores; changes is None in a real build, else i32
+    that the program stores; changes is None without the injector, else i32
     ``[R, n_outputs + 1, 1 + inject.LOGGED]``: per output and for the tap how many elements' bits the
     injector changed, then their first flat indices (-1: none).
     """
@@ -114,7 +114,7 @@ class Program(Protocol):
 
 @dataclass(frozen=True)
 class Chain:
-    """A plan with the executables that run it; ``synthetic`` builds carry the injector."""
+    """A plan with the executables that run it; ``synthetic`` builds carry the injector where their profile can act."""
 
     plan: Plan
     programs: Mapping[str, Program]

@@ -18,6 +18,7 @@ import jax
 
 import tandem
 import tandem_worker
+from tandem.fault_profile import FaultProfile
 from tandem.spec import ModelConfig, RunSpec, Training
 from tandem_worker.chain import Chain, Plan
 
@@ -33,7 +34,14 @@ NUMERIC_ENVIRONMENT = (
 
 
 def gather(
-    spec: RunSpec, model: ModelConfig, training: Training, chain: Chain, *, data: str, weights: str
+    spec: RunSpec,
+    model: ModelConfig,
+    training: Training,
+    chain: Chain,
+    *,
+    data: str,
+    weights: str,
+    profile: FaultProfile | None = None,
 ) -> dict[str, str]:
     """All parity fields of this worker; see `tandem.verdict.REQUIRED_PARITY` for those that no run may lack.
 
@@ -44,6 +52,7 @@ def gather(
         chain: compiled.
         data: digest of the training data.
         weights: digest of the weight files, ``random`` without any.
+        profile: of a synthetic run.
     """
     device = chain.mesh.devices.flat[0]
     on_cpu = device.platform == "cpu"
@@ -67,7 +76,8 @@ def gather(
         "training": digest_of(training.model_dump(mode="json")),
         "seed": str(spec.seed),
         "tp": str(spec.tp),
-        "synthetic": str(spec.fault is not None),
+        "synthetic": str(chain.synthetic),
+        "faults": digest_of(profile.model_dump(mode="json")) if profile else "none",
         "weights": weights,
         "data": data,
         "sites": sites_digest(chain.plan),

@@ -71,9 +71,7 @@ def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Call
         report(f"compiling {done}/{total}")
 
     with compiled_once(report):
-        chain = build_chain(
-            inputs.model, inputs.training, spec.tp, synthetic=inputs.profile is not None, on_program=on_program
-        )
+        chain = build_chain(inputs.model, inputs.training, spec.tp, profile=inputs.profile, on_program=on_program)
     machine = Machine(chain, inputs.profile if role is Role.SUSPECT else None)
     report("loading")
     if spec.weights:
@@ -85,8 +83,8 @@ def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Call
         weights = "random"
     touch()
     fields = parity.gather(
-        spec, inputs.model, inputs.training, chain, data=inputs.data.digest, weights=weights
-    )  # fmt: skip
+        spec, inputs.model, inputs.training, chain, data=inputs.data.digest, weights=weights, profile=inputs.profile
+    )
     return Prepared(spec, machine, inputs.data, fields, spec.steps, attempt)
 
 

@@ -12,6 +12,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from tandem.errors import SetupError
+from tandem.faults import FaultProfile, can_act
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem_worker.chain import Chain, Plan, TensorSpec
 from tandem_worker.model.compile import CPU_IN_FLIGHT, InFlight, compile_digest, compile_program, fingerprint
@@ -42,7 +43,7 @@ def build_chain(
     training: Training,
     tp: int,
     *,
-    synthetic: bool,
+    profile: FaultProfile | None = None,
     devices: Sequence[Any] | None = None,
     on_program: Progress | None = None,
 ) -> Chain:
@@ -52,7 +53,8 @@ def build_chain(
         model: the decoder.
         training: shape of a step.
         tp: ranks, one device each.
-        synthetic: whether the injector is compiled into every program.
+        profile: makes the build synthetic: the injector is compiled into every program in which the profile can
+            act, on both sides alike; None for a real build.
         devices: the ranks' devices; the process's first ones if None.
         on_program: progress.
 
@@ -69,17 +71,18 @@ def build_chain(
     examples = example_ops(plan)
     report = on_program or (lambda *_: None)
     in_flight = InFlight(CPU_IN_FLIGHT) if mesh.devices.flat[0].platform == "cpu" else None
+    injected = {op.program for op in plan.ops if profile is not None and can_act(profile, op.sites)}
     jobs: dict[Any, Callable[[], Any]] = {}
     for name, body in found.items():
         inputs, outputs = (_specs(plan, slots) for slots in (examples[name].inputs, examples[name].outputs))
-        jobs[name] = partial(compile_program, name, body, inputs, outputs, mesh, synthetic, in_flight)
+        jobs[name] = partial(compile_program, name, body, inputs, outputs, mesh, name in injected, in_flight)
     jobs |= {spec: partial(compile_digest, spec, mesh) for spec in specs}
     built = _compile_all(jobs, report)
     programs = {name: built[name] for name in found}
     digests = {spec: built[spec] for spec in specs}
     fingerprints = {name: program.fingerprint for name, program in programs.items()}
     fingerprints |= {f"digest {_label(spec)}": fingerprint(program) for spec, program in digests.items()}
-    return Chain(plan, programs, synthetic, digests, mesh, fingerprints)
+    return Chain(plan, programs, profile is not None, digests, mesh, fingerprints)
 
 
 def _compile_all(jobs: Mapping[Any, Callable[[], Any]], report: Progress) -> dict[Any, Any]:
