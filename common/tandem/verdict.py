@@ -18,8 +18,8 @@ from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
 
 REQUIRED_PARITY = (
     "tandem", "image", "python", "jax", "jaxlib", "platform", "device_kind", "device_count", "driver", "cpu",
-    "cpu_affinity", "flags", "jax_config", "model", "training", "seed", "tp", "synthetic", "faults", "weights", "data", "sites",
-    "programs",
+    "cpu_affinity", "flags", "jax_config", "model", "training", "seed", "tp", "synthetic", "faults", "weights",
+    "data", "sites", "programs",
 )  # fmt: skip
 """Parity fields that every conclusive attempt has compared, besides ``program.<name>`` of every executable that the
 field ``programs`` lists."""
