@@ -24,9 +24,18 @@ REGULAR_ENDS = ("completed", "stopped")
 
 
 def spool_folder() -> Path:
-    """Where the reference workers of this user keep what the database has not taken."""
+    """Where the reference workers of this user keep what the database has not taken.
+
+    Raises:
+        SetupError: it cannot be made.
+    """
     folder = home() / "spool"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise SetupError(
+            f"the spool in {folder} cannot be made ({error.strerror}): remove what is there, or set TANDEM_HOME"
+        ) from None
     return folder
 
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import IO
 from uuid import UUID
@@ -121,7 +121,7 @@ def run_local(spec: RunSpec, local: Local, stop: Stop | None = None) -> RunRecor
         try:
             pair.run()
         finally:
-            pair.kill()
+            pair.close()
             finish(engine, local.url, run_id, 1, pair.reason)
         if pair.failure is not None and pair.failure.reason in ("setup", "input"):
             error = UsageError if pair.failure.exit_code == UsageError.exit_code else SetupError
@@ -192,11 +192,20 @@ class _Pair:
                     deadline = min(deadline, time.monotonic() + patience[role])
             if time.monotonic() > deadline:
                 self.kill()
-        for reader in self._readers:
-            reader.join(READ_S)
+        self._join_readers()
         while self._take(0):
             pass
         self.reason = self._why()
+
+    def close(self) -> None:
+        """Leave nothing behind, however `run` ended."""
+        self.kill()
+        self._join_readers()
+        for worker in self._workers.values():
+            for pipe in (worker.stdin, worker.stdout):
+                with suppress(OSError):  # what was not flushed to a dead worker
+                    assert pipe is not None
+                    pipe.close()
 
     def kill(self) -> None:
         """End both at once."""
@@ -220,6 +229,10 @@ class _Pair:
             if role not in codes:
                 return f"{role}_hung" if role in self._killed else f"{role}_not_started"
         return "completed"
+
+    def _join_readers(self) -> None:
+        for reader in self._readers:
+            reader.join(READ_S)
 
     def _ask_to_stop(self) -> None:
         stdin = self._workers[Role.REFERENCE].stdin
