@@ -10,6 +10,9 @@ import msgspec
 
 from tandem.spec import RunSpec, resolve
 
+_LOAD = round(os.getloadavg()[0], 1)
+"""Of the machine before the bench adds its own."""
+
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Size of the measurements."""
@@ -34,5 +37,5 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
         return {
             "preset": self.preset, "batch": training.batch, "sequence": training.sequence, "tp": self.tp,
             "window": self.window, "compute": training.compute, "cores": len(os.sched_getaffinity(0)),
-            "jax": version("jax"), "load": round(os.getloadavg()[0], 1), **more,
+            "jax": version("jax"), "load_before": _LOAD, **more,
         }  # fmt: skip

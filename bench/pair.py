@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
 from bench.stats import shuffled_blocks
+from bench.telling import tell
 from tandem.db.embedded import embedded_database
 from tandem.progress import ProgressEvent
 from tandem.records import StepRecord
@@ -55,9 +55,7 @@ def run(
     spec = spec.model_copy(update={"steps": len(schedule)})
 
     def progress(event: ProgressEvent) -> None:
-        where = f"step {event.step}/{event.steps}" if event.phase == "step" else event.phase
-        sys.stderr.write(f"\r  {where:60s}")
-        sys.stderr.flush()
+        tell(f"step {event.step}/{event.steps}" if event.phase == "step" else event.phase)
         on_step(event)
 
     with embedded_database() as url:
@@ -66,7 +64,7 @@ def run(
             on_started=on_started,
         )  # fmt: skip
         records = run_local(spec, local)
-    sys.stderr.write("\r" + " " * 64 + "\r")
+    tell()
     if not records.closings or records.closings[0].reason != "completed":
         raise RuntimeError(f"the measured pair ended early: {records.run.reason}: {records.run.sentence}")
     return records.steps

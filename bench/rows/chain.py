@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ from bench.devices import use_devices
 from bench.options import Options
 from bench.results import Row, row
 from bench.stats import quantile, ratios, shuffled_blocks
+from bench.telling import tell
 from tandem.spec import resolve
 
 WARMUP = 2
@@ -51,7 +51,7 @@ def measure(options: Options) -> list[Row]:
     wall: list[dict[str, float]] = []
     cpu: list[dict[str, float]] = []
     for number, block in enumerate(shuffled_blocks(list(kinds), WARMUP + options.blocks, options.seed), start=1):
-        sys.stderr.write(f"\r  {number}/{WARMUP + options.blocks}")
+        tell(f"block {number}/{WARMUP + options.blocks}")
         wall.append({})
         cpu.append({})
         for kind in block:
@@ -59,7 +59,7 @@ def measure(options: Options) -> list[Row]:
             states[kind] = kinds[kind](states[kind], number)
             jax.block_until_ready(states[kind])
             wall[-1][kind], cpu[-1][kind] = time.monotonic() - began, time.process_time() - began_cpu
-    sys.stderr.write("\r")
+    tell()
     del wall[:WARMUP], cpu[:WARMUP]
     setting = options.setting(programs=len(plan.ops))
     return [

@@ -1,0 +1,169 @@
+"""The benchmarks' own arithmetic, and that their page is the one that their results make."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from bench import page, results
+from bench.fused import LOSS
+from bench.options import Options
+from bench.results import Row, row
+from bench.rows import BENCHES
+from bench.rows.memory import kept_bytes
+from bench.stats import Estimate, quantile, ratios, shuffled_blocks
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tandem.spec import resolve
+from tandem_worker.chain import Op, Plan, TensorSpec
+from tandem_worker.model.plan import make_plan
+
+NUMBERS = st.floats(-1e6, 1e6)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=80), st.floats(0.01, 0.99))
+def test_bounds_enclose_the_value_and_come_from_the_sample(values: list[float], q: float) -> None:
+    found = quantile(values, q)
+    assert found.low in values
+    assert found.high in values
+    assert found.runs == len(values)
+    assert min(values) <= found.value <= max(values)
+    if q == 0.5:
+        assert found.low <= found.value <= found.high
+
+
+@given(st.lists(NUMBERS, min_size=5, max_size=40), st.floats(-100, 100))
+def test_a_shift_of_all_values_shifts_the_bounds(values: list[float], shift: float) -> None:
+    before, after = quantile(values), quantile([v + shift for v in values])
+    assert after.low == before.low + shift
+    assert after.high == before.high + shift
+
+
+@pytest.mark.parametrize(("n", "rank"), [(5, 1), (7, 1), (8, 2), (10, 2), (11, 3), (16, 5), (20, 6), (30, 11)])
+def test_the_median_bound_is_that_of_the_sign_test(n: int, rank: int) -> None:
+    """Ranks from tables of the sign test, one-sided, 5 % (Conover, Practical Nonparametric Statistics, table A3)."""
+    found = quantile([float(i) for i in range(1, n + 1)])
+    assert (found.low, found.high) == (rank, n + 1 - rank)
+
+
+@pytest.mark.parametrize("q", [0.5, 0.99])
+def test_each_bound_is_wrong_at_most_one_time_in_twenty(q: float) -> None:
+    """Of uniform samples, whose q-quantile is q. 4,000 samples: a true rate of 5 % stays below 6.1 % (three sigma)."""
+    rng, n, samples = random.Random(1), 60 if q == 0.5 else 500, 1500
+    wrong = Counter[str]()
+    for _ in range(samples):
+        found = quantile([rng.random() for _ in range(n)], q)
+        wrong["low"] += found.low > q
+        wrong["high"] += found.high < q
+    limit = 0.05 + 3 * (0.05 * 0.95 / samples) ** 0.5
+    assert wrong["low"] / samples <= limit
+    assert wrong["high"] / samples <= limit
+
+
+def test_nothing_to_measure_is_an_error() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        quantile([])
+    with pytest.raises(ValueError, match="NaN"):
+        quantile([1.0, float("nan")])
+    with pytest.raises(ValueError, match="usable"):
+        ratios([{"a": 1.0, "b": 0.0}], "a", "b")
+    with pytest.raises(ValueError, match="usable"):
+        ratios([{"a": 1.0}], "a", "b")
+
+
+@given(st.lists(st.floats(0.1, 10), min_size=1, max_size=20), st.floats(0.01, 100))
+def test_what_disturbs_a_whole_block_cancels(values: list[float], factor: float) -> None:
+    blocks = [{"a": 2 * v * factor**i, "b": v * factor**i} for i, v in enumerate(values[:5])]
+    assert ratios(blocks, "a", "b") == pytest.approx([2.0] * len(blocks))
+
+
+@given(st.integers(1, 6), st.integers(0, 20), st.integers(0, 1000))
+def test_every_kind_has_its_turn_in_every_block(kinds: int, blocks: int, seed: int) -> None:
+    made = shuffled_blocks(range(kinds), blocks, seed)
+    assert [sorted(block) for block in made] == [list(range(kinds))] * blocks
+    assert made == shuffled_blocks(range(kinds), blocks, seed)
+
+
+def test_the_order_within_blocks_differs() -> None:
+    assert len({tuple(block) for block in shuffled_blocks("abcd", 40, 0)}) > 10
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bound", "sense", "ok"),
+    [
+        (1.00, 1.20, 1.03, "at most", True),
+        (1.04, 1.20, 1.03, "at most", False),
+        (0.40, 0.60, 0.50, "at least", True),
+        (0.40, 0.49, 0.50, "at least", False),
+        (0.40, 0.49, None, "at most", None),
+    ],
+)
+def test_a_row_falls_short_only_beyond_its_whole_range(
+    low: float, high: float, bound: float | None, sense: results.Sense, ok: bool | None
+) -> None:
+    made = row("sync.x", "x", Estimate((low + high) / 2, low, high, 9), {}, bound=bound, sense=sense)
+    assert made.ok is ok
+
+
+def test_measuring_one_bench_keeps_the_rows_of_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    results.save(results.replace([], "chain", [_row("chain.step", 1.0)]), path)
+    results.save(results.replace(results.load(path), "sync", [_row("sync.full", 2.0)]), path)
+    results.save(results.replace(results.load(path), "chain", [_row("chain.step", 3.0)]), path)
+    assert [(r.name, r.value) for r in results.load(path)] == [("sync.full", 2.0), ("chain.step", 3.0)]
+
+
+def test_the_page_is_made_from_the_results() -> None:
+    """Stale: run `python -m bench --page`."""
+    assert page.PAGE.read_text(encoding="utf-8") == page.render(results.load())
+
+
+def test_every_stored_row_belongs_to_a_bench() -> None:
+    assert {r.name.split(".")[0] for r in results.load()} <= set(BENCHES)
+
+
+def _row(name: str, value: float) -> Row:
+    return row(name, "x", Estimate(value, value, value, 1), {})
+
+
+# -- the bound of the memory ----------------------------------------------------------------------
+
+
+def _plan(window_sites: list[int], *, drains: tuple[int, ...] = ()) -> Plan:
+    """A line of ops of 100-byte slots, each with its number of outputs; the first output feeds the next op."""
+    from tandem.sites import Site
+    from tandem.vocabulary import Module, Phase
+
+    ops, slots, read = [], {"start": TensorSpec((25,), "float32")}, "start"
+    for index, outputs in enumerate(window_sites):
+        names = tuple(f"{index}.{i}" for i in range(outputs))
+        slots |= dict.fromkeys(names, TensorSpec((25,), "float32"))
+        sites = tuple(Site(index, Phase.FWD, Module.FFN, 0, "out", (25,), "float32") for _ in names)
+        ops.append(Op(index, "p", (read,), ("x",), names, sites, drain=index in drains))
+        read = names[0]
+    return Plan(tuple(ops), (), slots, frozenset(), (), tp=2)
+
+
+@pytest.mark.parametrize(
+    ("sites", "drains", "window", "buffers"),
+    [
+        ([1, 1, 1, 1], (), 1, 2),  # one program: its input and its output
+        ([1, 1, 1, 1], (), 3, 4),  # a chain shares what is between
+        ([5, 1], (), 1, 6),  # a program with more sites than the window runs alone
+        ([1, 1, 1, 1], (2,), 4, 3),  # nothing is kept across a drain
+    ],
+)
+def test_kept_bytes(sites: list[int], drains: tuple[int, ...], window: int, buffers: int) -> None:
+    assert kept_bytes(_plan(sites, drains=drains), window) == buffers * 100 * 2
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 100))
+def test_a_wider_window_never_keeps_less(window: int) -> None:
+    model, training = resolve(Options(preset="tiny").spec())
+    plan = make_plan(model, training, 2)
+    assert kept_bytes(plan, window) <= kept_bytes(plan, window + 1)
+    assert LOSS in plan.slots
