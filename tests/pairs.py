@@ -189,6 +189,8 @@ def run_pair(
             thread.start()
         for thread in threads:
             thread.join(timeout)
+        for side in (reference.side, suspect.side):
+            side.reader.close()
         assert not any(thread.is_alive() for thread in threads), f"the pair hangs: {errors}"
     return Outcome(_records(spec, run, sink.records, both[0], both[1]), reasons[0], reference, suspect, errors)
 

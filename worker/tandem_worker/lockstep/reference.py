@@ -6,6 +6,7 @@ or a tensor of a site before it has the suspect's digests of that site.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from tandem_worker.chain import Op
 from tandem_worker.link import frames as f
 from tandem_worker.lockstep.ledger import Ledger
 from tandem_worker.lockstep.machine import Execution
-from tandem_worker.lockstep.side import Side
+from tandem_worker.lockstep.side import F, Side
 from tandem_worker.lockstep.tally import StepTally
 from tandem_worker.lockstep.transfer import lanes_bytes, send_outputs, send_tensor, slot_of
 
@@ -51,6 +52,11 @@ class Reference(Side):
         super().__init__(*args)
         self._unsettled: dict[tuple[int, int], Execution] = {}
         """What differs and is not stored yet, by (output, rank)."""
+        self._asked: tuple[int, int, int] | None = None
+        """Step, op and generation of the dialogue that goes on."""
+        self._answers: list[tuple[f.Frame, np.ndarray | None]] = []
+        """Answers that came before they were awaited: while a tensor is sent again, the next ones arrive."""
+        self._expected_answers = 0
 
     def step(self, step: int, sync: SyncMode, ops: tuple[Op, ...]) -> StepTally:
         """Run one step's ops in lock-step; returns the counts when every site is settled."""
@@ -76,6 +82,14 @@ class Reference(Side):
             self._advance()
         return self.tally
 
+    def expect(self, kind: type[F], matches: Callable[[F], bool]) -> tuple[F, np.ndarray | None]:
+        """As `Side.expect`, after a look at the answers that came early."""
+        for place, (frame, payload) in enumerate(self._answers):
+            if isinstance(frame, kind) and matches(frame):
+                del self._answers[place]
+                return frame, payload
+        return super().expect(kind, matches)
+
     def handle(self, frame: f.Frame, payload: np.ndarray | None) -> None:
         match frame:
             case f.Digests(step=step, generation=generation, op=op, lanes=lanes):
@@ -84,6 +98,12 @@ class Reference(Side):
             case f.Tensor(purpose="full", step=step, generation=generation) if payload is not None:
                 if (step, generation) == (self.step_number, self.generation):
                     self._tensors[frame.op, frame.index, frame.rank] = (payload, frame.digest)
+            case f.InputDigests() | f.Tensor() | f.ReplayDigests() if self._asked == (
+                frame.step, frame.op, frame.generation,
+            ):  # fmt: skip
+                if len(self._answers) >= self._expected_answers:
+                    raise LinkError("protocol", "the suspect answers more than it was asked")
+                self._answers.append((frame, payload))
             case f.Bye(reason=reason):
                 raise PairError(reason, f"the suspect ended the run: {reason}")
             case _:
@@ -154,6 +174,8 @@ class Reference(Side):
         self._unsettled = dict.fromkeys(unequal, execution)
         replayed = set(sites[: self._budget]) if op.replayable else set()
         repeats = self.settings.replays if replayed else 0
+        self._asked, self._answers = (self.step_number, op.index, self.generation), []
+        self._expected_answers = 2 + TRIES * (len(unequal) + len(op.inputs) * self.plan.tp)
         self.channel.send(
             f.Mismatch(step=self.step_number, op=op.index, generation=self.generation, wanted=unequal, repeats=repeats)
         )
@@ -352,6 +374,7 @@ class Reference(Side):
             )
         )  # fmt: skip
         self.generation = new
+        self._asked, self._answers = None, []
         if rollback:
             self._lanes.clear()
             self._tensors.clear()
