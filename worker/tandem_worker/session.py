@@ -33,6 +33,8 @@ from tandem_worker.lockstep.transfer import send_value
 from tandem_worker.model.init import step_inputs
 
 LOSS, GRAD_NORM = "fwd.head.reduced.loss", "update.optimizer.grad_norm"
+REFUSAL_S = 5.0
+"""How long the reason of a refusal may take to arrive."""
 FAULTS_PER_FRAME = 2000
 """Entries of one FaultLog frame: stays far below the largest frame."""
 
@@ -279,7 +281,7 @@ class ReferenceSession(_Session):
         field = parity.first_difference(mine, theirs)
         if field is not None:
             error = ParityError(field, mine.get(field, "(absent)"), theirs.get(field, "(absent)"))
-            self.channel.send(f.Refuse(reason="parity", field=field, message=str(error)))
+            self._refuse(f.Refuse(reason="parity", field=field, message=str(error)))
             raise error
         self.channel.send(f.Welcome(parity={}, version=mine["tandem"]))
         own = controls.known_reduction(self.machine, self.seed)
@@ -288,8 +290,13 @@ class ReferenceSession(_Session):
         self.ledger.control(ControlName.KNOWN_REDUCTION, Role.SUSPECT, 0, "", same)
         if not same:
             message = "the sides add the ranks' known values to different bits: their collectives run in another order"
-            self.channel.send(f.Refuse(reason="collective_order", field="", message=message))
+            self._refuse(f.Refuse(reason="collective_order", field="", message=message))
             raise LinkError("collective_order", message)
+
+    def _refuse(self, frame: f.Refuse) -> None:
+        """Give the reason time to arrive: the goodbye that follows may overtake it."""
+        self.channel.send(frame)
+        self.channel.drained(REFUSAL_S)
 
     # -- controls --------------------------------------------------------------------------------
 
