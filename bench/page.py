@@ -34,7 +34,9 @@ _NOTES = """
   donated parameters; both recompute each submodule's forward in the backward pass, on the same mesh, with the same
   model code and update, in one process. `chain.digest` compares with a jitted program that digests the same tensors.
 - **records**: mismatch rows through the whole sink (encoding, spool, staging table, insert, commit) and by a bare COPY
-  of ready-made lines into the same table, both into the embedded PostgreSQL.
+  of the same records into the same table, which makes its lines with the sink's encoders while the server takes them;
+  both into the embedded PostgreSQL. Against `records.ready`, whose lines are made before the clock starts, the sink's
+  staging table alone costs about half: the server writes every row twice.
 - **visible**: from the moment when the digests of a corrupting program reached the suspect's host to the moment when
   another connection, which polls, sees the row. The exchange of the tensors and the replays lie in between.
 - **memory**: the largest sum of live device buffers of the reference, looked at after every program start, less that
