@@ -27,9 +27,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
 
     def spec(self, **fields: Any) -> RunSpec:
-        """The run spec of the measured pairs; one self-replay, since controls are outside timed steps."""
+        """The run spec of the measured pairs; the fewest self-replays, since controls are outside timed steps."""
         common = {"model": self.preset, "batch": self.batch, "tp": self.tp, "window": self.window, "seed": self.seed}
-        return RunSpec.model_validate(common | {"kind": "null", "self_replays": 1} | fields)
+        return RunSpec.model_validate(common | {"kind": "null", "self_replays": 2} | fields)
 
     def setting(self, **more: Any) -> dict[str, Any]:
         """What a row says of the conditions under which it was measured."""

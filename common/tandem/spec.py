@@ -101,24 +101,25 @@ class RunSpec(_Model):
     tokenizer: Path | None = None
     """A ``tokenizer.json``; none: bytes."""
     tp: Positive = 2
-    steps: Positive | None = 20
-    duration: float | None = Field(None, gt=0)
+    steps: int | None = Field(20, gt=0, lt=2**31)
+    """None if only `duration` was given."""
+    duration: float | None = Field(None, gt=0, allow_inf_nan=False)
     """Seconds after which the run ends with the step it is in."""
     seed: int = Field(0, ge=0, lt=2**63)
     sync: SyncMode = SyncMode.OPTIMISTIC
-    window: Positive = 64
+    window: int = Field(64, gt=0, le=2**16)
     """Largest number of unconfirmed sites in optimistic mode."""
     fault: Path | None = None
     """A fault profile (TOML); makes the run synthetic for ever."""
-    replays: Positive = 3
-    replay_budget: int = Field(8, ge=0)
+    replays: int = Field(3, gt=0, le=64)
+    replay_budget: int = Field(8, ge=0, le=2**16)
     """Mismatching sites replayed per step, the first in site order."""
-    self_replays: Positive = 8
-    row_cap: Positive = 100_000
+    self_replays: int = Field(8, ge=2, le=1024)
+    row_cap: int = Field(100_000, gt=0, le=100_000_000)
     """Mismatch rows kept per run; totals stay exact."""
-    step_timeout: float = Field(600.0, gt=0)
+    step_timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
     """Seconds without progress after which a step is hung."""
-    peer_timeout: float = Field(20.0, gt=0)
+    peer_timeout: float = Field(20.0, gt=0, allow_inf_nan=False)
     """Seconds without any frame after which the peer is dead or the link half-open."""
     batch: Positive | None = None
     sequence: Positive | None = None
@@ -126,6 +127,14 @@ class RunSpec(_Model):
     accumulate: Literal["float32", "compute"] | None = None
     optimizer: dict[str, Any] = {}
     """Overrides of the preset's optimizer fields."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_time(cls, values: Any) -> Any:
+        """A duration without steps: time alone ends the run."""
+        if isinstance(values, dict) and values.get("duration") is not None and "steps" not in values:
+            return {**values, "steps": None}
+        return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:

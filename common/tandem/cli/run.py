@@ -84,8 +84,6 @@ def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
             raise SpecError(f"spec {path}: not valid YAML: {str(error).splitlines()[0]}") from None
         if not isinstance(values, dict):
             raise SpecError(f"spec {path}: must be a mapping of fields such as `model: tiny`")
-    if flags.get("duration") is not None and "steps" not in flags and "steps" not in values:
-        values["steps"] = None
     spec = validate(RunSpec, values | flags, f"spec {path}" if path else "option")
     if spec.workload is not Workload.SUBMODULE:
         raise SpecError(f"workload {spec.workload} does not exist yet: use --workload submodule")

@@ -1,0 +1,58 @@
+"""What a run spec accepts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandem.errors import SpecError
+from tandem.spec import RunSpec, validate
+
+LIMITS = {
+    "steps": (1, 2**31 - 1),
+    "window": (1, 65_536),
+    "replays": (1, 64),
+    "replay_budget": (0, 65_536),
+    "self_replays": (2, 1024),
+    "row_cap": (1, 100_000_000),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_numbers_lie_between_their_limits(name: str) -> None:
+    low, high = LIMITS[name]
+    for value in (low, high):
+        assert getattr(RunSpec.model_validate({name: value}), name) == value
+    for value in (low - 1, high + 1, 10**30, -1):
+        with pytest.raises(SpecError, match=f"option: {name}: Input should be") as error:
+            validate(RunSpec, {name: value}, "option")
+        assert error.value.exit_code == 64
+
+
+@pytest.mark.parametrize("name", ["duration", "step_timeout", "peer_timeout"])
+@pytest.mark.parametrize("value", [0, -1, float("inf"), float("nan")])
+def test_times_are_finite_and_positive(name: str, value: float) -> None:
+    with pytest.raises(SpecError, match=f"option: {name}: Input should be"):
+        validate(RunSpec, {name: value}, "option")
+
+
+@pytest.mark.parametrize(
+    ("fields", "steps"),
+    [
+        ({}, 20),
+        ({"duration": 3600}, None),
+        ({"duration": 3600, "steps": None}, None),
+        ({"duration": 3600, "steps": 7}, 7),
+        ({"duration": None}, 20),
+    ],
+)
+def test_a_duration_without_steps_runs_by_time(fields: dict[str, Any], steps: int | None) -> None:
+    for spec in (RunSpec(**fields), RunSpec.model_validate(fields)):
+        assert spec.steps == steps
+        assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
+
+
+def test_a_run_without_end_is_refused() -> None:
+    with pytest.raises(SpecError, match="give steps or duration"):
+        validate(RunSpec, {"steps": None}, "spec")
