@@ -33,13 +33,14 @@ from tandem_worker import parity
 from tandem_worker.chain import Chain
 from tandem_worker.data import open_data
 from tandem_worker.link.channel import Channel, PeerState, Progress, new_keys
-from tandem_worker.lockstep.inbox import Inbox, StopRequested
+from tandem_worker.lockstep.inbox import Inbox, StopRequested, Tripped
 from tandem_worker.lockstep.ledger import Ledger
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.build import build_chain
 from tandem_worker.model.init import random_parameters
 from tandem_worker.model.plan import make_plan
 from tandem_worker.session import Hooks, Prepared, ReferenceSession, SuspectSession
+from tandem_worker.watchdog import Limits, Watchdog
 
 _CHAINS: dict[tuple[str, int, bool, frozenset[str], Role], Chain] = {}
 
@@ -134,6 +135,7 @@ def run_pair(
     reference_change: Callable[[dict[str, str]], dict[str, str]] = lambda fields: fields,
     suspect_change: Callable[[dict[str, str]], dict[str, str]] = lambda fields: fields,
     timeout: float = 300.0,
+    step_timeout: float | None = None,
 ) -> Outcome:
     """Run an attempt to its end and return what was recorded.
 
@@ -145,6 +147,7 @@ def run_pair(
         reference_change: alters the reference's parity fields.
         suspect_change: alters the suspect's.
         timeout: seconds after which the test fails.
+        step_timeout: of a watchdog on the reference; None: no watchdog.
     """
     run = uuid4()
     sink = ListSink()
@@ -164,6 +167,11 @@ def run_pair(
         reference = ReferenceSession(both[0], r_channel, r_inbox, r_progress, ledger, hooks)
         suspect = SuspectSession(both[1], s_channel, s_inbox, s_progress)
         tamper(reference, suspect)
+        watchdog = None
+        if step_timeout is not None:
+            trip = lambda t: r_inbox.queue.put(Tripped(t.reason, t.detail))
+            limits = Limits(step_timeout=step_timeout, grace=timeout)
+            watchdog = Watchdog(r_progress, r_channel.peer, limits, trip, end=lambda: None, interval=0.1).start()
 
         def lead() -> None:
             try:
@@ -189,15 +197,35 @@ def run_pair(
             thread.start()
         for thread in threads:
             thread.join(timeout)
+        if watchdog is not None:
+            watchdog.stop()
         for side in (reference.side, suspect.side):
             side.reader.close()
         assert not any(thread.is_alive() for thread in threads), f"the pair hangs: {errors}"
     return Outcome(_records(spec, run, sink.records, both[0], both[1]), reasons[0], reference, suspect, errors)
 
 
+def natural_key(row: Record) -> tuple[object, ...]:
+    """What the database knows a row by, within an attempt."""
+    match row:
+        case MismatchRecord():
+            return (row.step, row.site, row.rank, row.tensor)
+        case FaultRecord():
+            return (row.step, row.site, row.rank, row.level)
+        case ControlRecord():
+            return (row.name, row.role, row.step, row.subject)
+        case StepRecord():
+            return (row.step,)
+        case _:
+            return ()
+
+
 def _records(spec: RunSpec, run: UUID, found: list[Record], reference: Prepared, suspect: Prepared) -> RunRecords:
     def of(kind: type) -> list:  # type: ignore[type-arg]
-        return [r for r in found if isinstance(r, kind)]
+        rows = [r for r in found if isinstance(r, kind)]
+        keys = [natural_key(r) for r in rows]
+        assert len(set(keys)) == len(keys), f"two rows with one natural key, of which the database keeps one: {keys}"
+        return rows
 
     attempt = AttemptRow(
         run_id=run, attempt=1, state="closed", started_at=0.0, reference_host="a", suspect_host="b",

@@ -164,7 +164,6 @@ def _self_replay(a: _Attempt, name: ControlName, repeats: int) -> tuple[str, str
     """Recorded on both sides for every executable, often enough, and equal on the reference."""
     when = "start" if name is ControlName.SELF_REPLAY_START else "end"
     programs = {s.removeprefix("program.") for s in parity_of(a.controls) if s.startswith("program.")}
-    programs = {p for p in programs if not p.startswith("digest ")}
     for role in (Role.REFERENCE, Role.SUSPECT):
         rows = {c.subject: c for c in a.controls if c.name is name and c.role is role}
         for program in sorted(programs | set(REQUIRED_PROGRAMS)):
@@ -175,6 +174,11 @@ def _self_replay(a: _Attempt, name: ControlName, repeats: int) -> tuple[str, str
                 return f"{name}_short", f"the {role} repeated {program} only {row.repeats} times at the {when}"
             if role is Role.REFERENCE and not row.ok:
                 return "reference_differs", f"the reference did not repeat its own result in {program} at the {when}"
+            if role is Role.SUSPECT and not row.ok and row not in _suspect_differs(a):
+                return (
+                    f"{name}_uneven",
+                    f"the suspect differed from itself in {program}, repeated more than the reference",
+                )
     return None
 
 

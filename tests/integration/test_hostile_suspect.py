@@ -46,7 +46,7 @@ class Babbler:
 
     def invented(self, frame: Any) -> Any:
         """A frame of another kind at the same place."""
-        kind = self.random.choice([k for k in get_args(f.Frame) if k not in LINK_OWN and k is not f.Bye])
+        kind = self.random.choice([k for k in get_args(f.Frame) if k not in LINK_OWN])
         known = {n: getattr(frame, n) for n in frame.__struct_fields__}
         fields: dict[str, Any] = {}
         for field in msgspec.structs.fields(kind):
@@ -107,6 +107,7 @@ class Babbler:
         return getattr(self.channel, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_a_babbling_suspect_cannot_crash_or_fool_the_reference(seed: int) -> None:
     """Every end is a named one, every row holds sane counts, and a run with a refused frame is never a match."""
@@ -128,5 +129,5 @@ def test_a_babbling_suspect_cannot_crash_or_fool_the_reference(seed: int) -> Non
         assert row.mismatched is None or 0 <= row.mismatched <= row.elements
         assert row.cause is not Cause.COMPUTE or row.mismatched is None, "both sides computed the same bits"
         assert msgspec.json.decode(msgspec.json.encode(row))
-    sites = {site.number for site in outcome.reference.plan.sites}
-    assert all(fault.site in sites and 0 <= fault.rank < 2 for fault in outcome.records.faults)
+    assert outcome.records.faults == [], "a real run has no injector"
+    assert decision.reason not in ("completed", "stopped") or error is None

@@ -224,11 +224,11 @@ def test_a_wrong_digest_of_equal_tensors_is_its_own_finding() -> None:
 class Corrupter:
     """A channel that flips a bit in some tensors on their way."""
 
-    def __init__(self, channel: Any, times: int) -> None:
-        self.channel, self.left = channel, times
+    def __init__(self, channel: Any, times: int, purpose: str = "output") -> None:
+        self.channel, self.left, self.purpose = channel, times, purpose
 
     def send(self, frame: Any, payload: Any = None) -> None:
-        if isinstance(frame, f.Tensor) and frame.purpose == "output" and self.left:
+        if isinstance(frame, f.Tensor) and frame.purpose == self.purpose and self.left:
             self.left -= 1
             payload = memoryview(bytes([payload[0] ^ 1]) + bytes(payload[1:]))
         self.channel.send(frame, payload)
@@ -366,3 +366,102 @@ def test_rows_carry_exact_statistics() -> None:
     assert row.extent == "element"
     assert row.box is not None
     assert all(low == high for low, high in row.box)
+
+
+def test_full_exchange_that_arrives_changed_is_transport_not_a_finding() -> None:
+    """Equal digests and other bits: the tensor is asked for again before anything is said."""
+
+    def corrupt(_: ReferenceSession, suspect: SuspectSession) -> None:
+        suspect.side.channel = Corrupter(suspect.side.channel, 1, "full")  # type: ignore[assignment]
+
+    outcome = run_pair(RunSpec(steps=1, sync=SyncMode.FULL, **SETTINGS), tamper=corrupt)
+    clean_end(outcome)
+    assert outcome.records.mismatches == []
+    assert [c.ok for c in outcome.records.controls if c.name is ControlName.TRANSPORT] == [True]
+    assert decide(outcome.records).verdict is Verdict.MATCH
+
+
+def test_a_digest_comparator_that_always_matches_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The positive control goes through the comparison that decides every site."""
+    blind = staticmethod(lambda mine, _: np.zeros(mine.shape[:2], bool))
+    monkeypatch.setattr(reference_module.Reference, "differing", blind)
+    outcome = run_pair(RunSpec(steps=1, **SETTINGS))
+    decision = decide(outcome.records)
+    assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, "positive_start_failed")
+
+
+def test_several_flips_of_one_buffer_are_one_row_of_truth() -> None:
+    recipe = profile(
+        {"kind": "flip", "bits": [3, 14], "elements": 2, "level": "state", "phase": "bwd", "module": "ffn",
+         "layers": [0], "tensor": "dx", "input": "x", "ranks": [0], "steps": [1]}
+    )  # fmt: skip
+    outcome = run_pair(RunSpec(steps=1, fault="x.toml", **SETTINGS), recipe)
+    clean_end(outcome)
+    [fault] = outcome.records.faults
+    [row] = outcome.records.mismatches
+    assert fault.changed == row.mismatched == 2
+    assert decide(outcome.records).verdict is Verdict.MISMATCH
+
+
+@pytest.mark.parametrize(("again", "verdict"), [(2, Verdict.MISMATCH), (9, Verdict.INCONCLUSIVE)])
+def test_a_buffer_that_flips_again_is_stored_each_time_and_given_up_in_the_end(again: int, verdict: Verdict) -> None:
+    """A sticky memory cell: repaired, and wrong again when the program runs again."""
+    recipe = profile(
+        {"kind": "flip", "bits": [14], "elements": 1, "level": "state", "phase": "bwd", "module": "attn",
+         "layers": [1], "tensor": "dx", "input": "x", "ranks": [1], "steps": [1]}
+    )  # fmt: skip
+
+    def sticky(_: ReferenceSession, suspect: SuspectSession) -> None:
+        machine = suspect.machine
+        rewind, left = machine.rewind, [again - 1]
+
+        def wrong_again(execution: Any) -> None:
+            rewind(execution)
+            if left[0] > 0:
+                left[0] -= 1
+                machine._cured.clear()
+
+        machine.rewind = wrong_again  # type: ignore[method-assign]
+
+    outcome = run_pair(RunSpec(steps=1, fault="x.toml", **SETTINGS), recipe, tamper=sticky)
+    names = [m.tensor for m in outcome.records.mismatches if m.cause is Cause.STATE]
+    assert names == ["input.x", "input.x#2", "input.x#3"][: min(again, 3)]
+    decision = decide(outcome.records)
+    assert decision.verdict is verdict
+    assert decision.reason == ("completed" if verdict is Verdict.MISMATCH else "state_not_repairable")
+
+
+def test_a_suspect_that_falls_silent_in_lock_step_ends_by_name() -> None:
+    """Its link answers, its main thread waits: one digest that never comes must not hang the pair."""
+
+    class Swallower(Corrupter):
+        def send(self, frame: Any, payload: Any = None) -> None:
+            if not (isinstance(frame, f.Digests) and frame.step == 1 and frame.op == 4):
+                self.channel.send(frame, payload)
+
+    def swallow(_: ReferenceSession, suspect: SuspectSession) -> None:
+        suspect.side.channel = Swallower(suspect.side.channel, 0)  # type: ignore[assignment]
+
+    outcome = run_pair(RunSpec(steps=1, **SETTINGS), tamper=swallow, step_timeout=5.0, timeout=120)
+    assert outcome.reason == "deadlock"
+    decision = decide(outcome.records)
+    assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, "deadlock")
+
+
+@pytest.mark.parametrize("reason", ["completed", "stopped", "", "x" * 200, "a\nb", "<script>", "Ok fine"])
+def test_a_suspects_goodbye_cannot_claim_a_regular_end(reason: str) -> None:
+    assert reference_module.peer_reason(reason) == "peer_left"
+    assert reference_module.peer_reason("half_open_link") == "half_open_link"
+
+
+@pytest.mark.parametrize("options", [{"tp": 1}, {"compute": "float32"}, {"tp": 1, "compute": "float32"}])
+def test_other_shapes_of_pairs_match_and_find(options: dict[str, Any]) -> None:
+    """One rank, fp32 (no compute copies): a null pair matches, one flip is found where it is."""
+    assert decide(run_pair(RunSpec(steps=1, **options, **SETTINGS)).records).verdict is Verdict.MATCH
+    recipe = profile(
+        {"kind": "flip", "bits": [9], "elements": 1, "phase": "fwd", "module": "ffn", "layers": [1],
+         "tensor": "out", "ranks": [0], "steps": [1]}
+    )  # fmt: skip
+    outcome = run_pair(RunSpec(steps=1, fault="x.toml", **options, **SETTINGS), recipe)
+    clean_end(outcome)
+    assert found(outcome.records) == truth(outcome.records) != {}

@@ -36,6 +36,11 @@ class TensorSpec:
         return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
+def digest_name(spec: TensorSpec) -> str:
+    """Name of the stand-alone digest program of one rank's tensor, among the fingerprints."""
+    return f"digest {spec.dtype}[{','.join(map(str, spec.shape))}]"
+
+
 @dataclass(frozen=True, slots=True)
 class Op:
     """One execution of a program."""

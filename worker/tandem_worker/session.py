@@ -25,7 +25,7 @@ from tandem_worker.link.state import Activity, Progress
 from tandem_worker.lockstep import controls
 from tandem_worker.lockstep.inbox import Inbox
 from tandem_worker.lockstep.ledger import Ledger
-from tandem_worker.lockstep.machine import Machine
+from tandem_worker.lockstep.machine import Execution, Machine
 from tandem_worker.lockstep.reference import Reference
 from tandem_worker.lockstep.side import Settings, Side
 from tandem_worker.lockstep.suspect import Suspect
@@ -119,16 +119,23 @@ class SuspectSession(_Session):
                     last = step
                     if step == 1:
                         self._positive_control(step)
-                case f.Finish():
+                case f.Finish() if last:
                     self._positive_control(last)
                     self._report_self_replay(last, "end")
+                case f.Finish():
+                    pass  # nothing was compared; the reference expects no controls of it
                 case f.Close():
                     self.channel.send(f.Bye(reason=frame.reason))
                     return frame
 
     def _shake_hands(self) -> None:
         self.channel.send(
-            f.Hello(role=Role.SUSPECT, version=self.prepared.parity["tandem"], parity=self.prepared.parity)
+            f.Hello(
+                role=Role.SUSPECT,
+                version=self.prepared.parity["tandem"],
+                parity=self.prepared.parity,
+                devices=[str(device) for device in self.machine.chain.mesh.devices.flat],
+            )
         )
         with self.progress.waiting("handshake"):
             frame, _ = self.suspect.expect_any(f.Welcome, f.Refuse)
@@ -214,6 +221,8 @@ class ReferenceSession(_Session):
             self.machine, channel, inbox, progress, prepared.settings, time.monotonic
         )
         self.reference.ledger = ledger
+        self.devices: list[str] = []
+        """Names of the suspect's devices, as it says."""
         self._full_bytes = (
             2 * self.plan.tp * sum(self.machine.spec(s).nbytes for op in self.plan.ops for s in op.outputs)
         )
@@ -271,6 +280,7 @@ class ReferenceSession(_Session):
     def _shake_hands(self) -> None:
         with self.progress.waiting("handshake"):
             hello, _ = self.reference.expect(f.Hello, lambda _: True)
+        self.devices = [f.printable(device) for device in hello.devices]
         mine, theirs = self.prepared.parity, hello.parity
         for name in dict.fromkeys([*mine, *theirs]):
             same = name in mine and mine[name] == theirs.get(name)
@@ -303,10 +313,13 @@ class ReferenceSession(_Session):
     def _record_self_replay(self, step: int, when: str) -> None:
         name = ControlName.SELF_REPLAY_START if when == "start" else ControlName.SELF_REPLAY_END
         own = self.self_replay(max(step, 1), when)
+        known = {result.program for result in own}
         for result in own:
             self.ledger.control(name, Role.REFERENCE, step, result.program, result.equal, repeats=result.repeats)
         for _ in own:
             frame, _ = self.reference.expect(f.SelfReplay, lambda x: x.when == when)
+            if frame.repeats != self.prepared.spec.self_replays or frame.program not in known:
+                raise LinkError("protocol", "the suspect's self-replay is not the one that was asked for")
             self.ledger.control(name, Role.SUSPECT, step, frame.program, frame.equal, repeats=frame.repeats)
 
     def _positive_control(self, step: int, name: ControlName) -> None:
@@ -332,12 +345,7 @@ class ReferenceSession(_Session):
                 detail["reported"] = "a tensor of another shape or dtype"
             elif self.machine.digest_value(execution.op.outputs[output], received) != frame.digest:
                 detail["reported"] = "a tensor that arrived changed"
-            elif (
-                frame.digest
-                == self.machine.digest(execution.op.outputs[output], execution.outputs[output])[rank]
-                .astype("<u4")
-                .tobytes()
-            ):
+            elif not self._digests_differ(execution, output, rank, frame.digest):
                 detail["reported"] = "equal digests"
             elif (reported := controls.reports_exactly(received, own, element, bit)) is not None:
                 detail["reported"] = reported
@@ -345,6 +353,14 @@ class ReferenceSession(_Session):
                 ok = told.digest_ok
                 detail["digest_ok"] = told.digest_ok
             self.ledger.control(name, Role.SUSPECT, step, f"rank {rank}", ok, **detail)
+
+    def _digests_differ(self, execution: Execution, output: int, rank: int, digest: bytes) -> bool:
+        """Whether the comparator that decides every site sees this one digest, and no other, differ."""
+        assert execution.lanes is not None
+        theirs = execution.lanes.copy()
+        theirs[rank, output] = np.frombuffer(digest, "<u4")
+        seen = self.reference.differing(execution.lanes, theirs)
+        return [tuple(place) for place in np.argwhere(seen)] == [(rank, output)]
 
     # -- steps -----------------------------------------------------------------------------------
 
@@ -388,11 +404,17 @@ class ReferenceSession(_Session):
             if isinstance(frame, f.StepDone):
                 return frame, entries
             entries += frame.entries
+            # Per program an entry per output, one of its operand, one of its kept inputs.
+            most = self.plan.tp * sum(len(op.sites) + 2 for op in self.ops(step))
+            if not self.machine.chain.synthetic or len(entries) > most:
+                raise LinkError("protocol", "the suspect's fault log is longer than any step's")
 
     def _store_fault(self, step: int, entry: f.FaultEntry) -> None:
         ops = self.ops(step)
         if entry.op >= len(ops) or entry.output >= len(ops[entry.op].sites) or entry.rank >= self.plan.tp:
             raise LinkError("protocol", "the suspect's fault log names a site that does not exist")
+        if entry.level == "output" and entry.changed > ops[entry.op].sites[entry.output].elements:
+            raise LinkError("protocol", "the suspect's fault log changes more elements than a site has")
         self.ledger.fault(
             FaultRecord(
                 run_id=self.ledger.run_id, attempt=self.ledger.attempt, step=step,

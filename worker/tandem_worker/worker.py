@@ -76,7 +76,6 @@ class Worker:
         self._shown: tuple[str, float] = ("", 0.0)
         self._closing = threading.Lock()
         self._closed = False
-        self._devices: list[str] = []
         self._started = time.monotonic()
 
     # -- the attempt -----------------------------------------------------------------------------
@@ -110,7 +109,6 @@ class Worker:
 
         self.show("starting")
         prepared = prepare(self.spec, self.config.role, self.config.attempt, self.show, self.progress.touch)
-        self._devices = [str(d) for d in prepared.machine.chain.mesh.devices.flat]
         return prepared
 
     def _lead(self, prepared: Any) -> int:
@@ -135,9 +133,11 @@ class Worker:
         self.progress.enter(Activity.FINISHED)
         self.session.close(reason)
         self.show("closing")
-        self._close(reason)
+        delivered = self._close(reason)
         channel.close()
         self.show("closed")
+        if self.ledger.control_failed or not delivered or reason not in ("completed", "stopped"):
+            return POD_EXIT_INCONCLUSIVE
         return POD_EXIT_MISMATCH if self.ledger.findings else POD_EXIT_MATCH
 
     def _follow(self, prepared: Any) -> int:
@@ -155,8 +155,6 @@ class Worker:
     def fail(self, reason: str, message: str, exit_code: int) -> int:
         """End without a result: tell the peer, store what is known, say why."""
         self.progress.enter(Activity.FINISHED)
-        if self.session is not None:
-            self.session.reference.store_unsettled()
         if self.channel is not None:
             self.channel.say_bye(reason)
         self._close(reason)
@@ -165,13 +163,17 @@ class Worker:
         self._say(encode(Failed(reason, message, exit_code)))
         return POD_EXIT_INCONCLUSIVE
 
-    def _close(self, reason: str) -> None:
-        """Write the closing record once, from whichever thread comes first, and deliver everything."""
+    def _close(self, reason: str) -> bool:
+        """Write the closing record once, from whichever thread comes first; whether everything was delivered."""
         with self._closing:
-            if self.ledger is not None and not self._closed:
-                self._closed = True
-                self.ledger.close(reason, self._devices)
-                self.sink.close(FLUSH_S)
+            if self.ledger is None or self._closed:
+                return False
+            self._closed = True
+            if self.session is not None:
+                self.session.reference.store_unsettled()
+            self.ledger.close(reason, self.session.devices if self.session is not None else [])
+            delivered: bool = self.sink.close(FLUSH_S)
+            return delivered
 
     def _tripped(self, trip: Trip) -> bool:
         """The watchdog gave up: wake the main thread; where it does not come, end from here."""

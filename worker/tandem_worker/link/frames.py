@@ -149,7 +149,8 @@ class Hello(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     role: Role
     version: Word
     parity: Parity
-    nonce: Word = ""
+    devices: Annotated[list[Word], Meta(max_length=4096)] = []
+    """Names of the devices that the sender's ranks run on."""
 
 
 class Welcome(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -55,11 +55,14 @@ class Progress:
         self._clock = clock
         self._lock = threading.Lock()
         now = clock()
+        self._waits_since: float | None = None
+        """Since when nothing was done but waiting."""
         self._own = Own(0, Activity.STARTING, 0, now, now, 0.0, 0.0, "")
 
     def touch(self) -> None:
         """Something was done: an op dispatched, a frame handled, a replay finished, a chunk loaded."""
         with self._lock:
+            self._waits_since = None
             self._switch(self._own.activity, self._own.what)
 
     def enter(self, activity: Activity, what: str = "") -> None:
@@ -70,6 +73,7 @@ class Progress:
     def begin_step(self, step: int) -> None:
         """A step starts; its time runs from now."""
         with self._lock:
+            self._waits_since = None
             self._switch(Activity.COMPUTING, f"step {step}")
             self._own = replace(self._own, step=step, step_at=self._own.touched_at, aside_s=0.0)
 
@@ -77,6 +81,7 @@ class Progress:
         """A step ended after ``busy_s`` seconds in which this side did not wait."""
         with self._lock:
             longest = max(self._own.longest_step_s, busy_s)
+            self._waits_since = None
             self._switch(self._own.activity, self._own.what)
             self._own = replace(self._own, longest_step_s=longest)
 
@@ -107,11 +112,32 @@ class Progress:
             own, now = self._own, self._clock()
             touched_at, step_at = min(own.touched_at + lost_s, now), min(own.step_at + lost_s, now)
             self._own = replace(own, touched_at=touched_at, step_at=step_at)
+            if self._waits_since is not None:
+                self._waits_since = min(self._waits_since + lost_s, now)
 
     def _switch(self, activity: Activity, what: str) -> None:
         own, now = self._own, self._clock()
+        waits = self._waits_since
+        if activity is Activity.WAITING:
+            # Waiting again without anything done in between is one wait, not progress.
+            counter = own.counter + (waits is None)
+            self._waits_since = waits = now if waits is None else waits
+            self._own = replace(
+                self._settled(own, now), counter=counter, activity=activity, touched_at=waits, what=what
+            )
+            return
+        if own.activity is Activity.WAITING and waits is not None:
+            self._own = replace(own, activity=activity, touched_at=now, what=what)
+            return
+        self._own = replace(
+            self._settled(own, now), counter=own.counter + 1, activity=activity, touched_at=now, what=what
+        )
+
+    @staticmethod
+    def _settled(own: Own, now: float) -> Own:
+        """With the time of a replay that ends now."""
         aside = own.aside_s + (now - own.touched_at if own.activity is Activity.REPLAYING else 0.0)
-        self._own = replace(own, counter=own.counter + 1, activity=activity, touched_at=now, what=what, aside_s=aside)
+        return replace(own, aside_s=aside)
 
 
 @dataclass(frozen=True, slots=True)

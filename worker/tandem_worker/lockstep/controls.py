@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 
 from tandem.statistics import compare
-from tandem_worker.chain import Op, Plan
+from tandem_worker.chain import Op, Plan, TensorSpec, digest_name
 from tandem_worker.lockstep.machine import Execution, Machine
 from tandem_worker.lockstep.transfer import lanes_bytes
 
@@ -41,7 +44,7 @@ def self_replay(machine: Machine, step: int, repeats: int, first: int) -> list[S
         first: first replay number, so that injected transient faults are drawn anew.
     """
     saved, results, seen = dict(machine.slots), [], set()
-    persistent = machine.plan.persistent
+    persistent, kinds = machine.plan.persistent, dict[TensorSpec, Any]()
     for op in machine.plan.ops:
         new = op.program not in seen
         needed = not all(slot in persistent for slot in op.outputs)
@@ -51,14 +54,31 @@ def self_replay(machine: Machine, step: int, repeats: int, first: int) -> list[S
         if needed:
             outputs = machine.run_clean(op, inputs)
             machine.slots.update(zip(op.outputs, outputs, strict=True))
+            kinds.update({machine.spec(s): x for s, x in zip(op.outputs, outputs, strict=True)})
+        kinds.update({machine.spec(s): x for s, x in zip(op.inputs, inputs, strict=True)})
         if new:
             seen.add(op.program)
-            lanes = [np.asarray(machine.run(op, inputs, step, first + i)[1]) for i in range(repeats)]
-            equal = all(np.array_equal(other, lanes[0]) for other in lanes[1:])
-            results.append(SelfReplay(op.program, repeats, equal, lanes[0]))
+            results.append(
+                _repeat(
+                    op.program, machine, [partial(machine.run, op, inputs, step, first + i) for i in range(repeats)]
+                )
+            )
         machine.release(op)
     machine.slots = saved
+    for spec, array in kinds.items():
+        program = machine.chain.digest[spec]
+        again = [lambda p=program, x=array: (None, p(x)) for _ in range(repeats)]
+        results.append(_repeat(digest_name(spec), machine, again))
     return results
+
+
+def _repeat(program: str, machine: Machine, runs: Sequence[Callable[[], Sequence[Any]]]) -> SelfReplay:
+    """Run all; the second of what each returns are digests."""
+    lanes = []
+    for run in runs:
+        lanes.append(np.asarray(run()[1]))
+        machine.touch()
+    return SelfReplay(program, len(runs), all(np.array_equal(other, lanes[0]) for other in lanes[1:]), lanes[0])
 
 
 def known_reduction(machine: Machine, seed: int) -> bytes:

@@ -35,6 +35,8 @@ class Ledger:
         self.reference_replays = 0
         self.suspect_differs = 0
         """Self-replays in which the suspect differed from itself."""
+        self.control_failed = False
+        """Whether anything but the suspect's self-replay failed: the run cannot speak."""
         self._reference_differs = False
         self._transport_failures = 0
 
@@ -63,6 +65,8 @@ class Ledger:
         self.total.controls += 1
         if not ok and role is Role.SUSPECT and name in (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END):
             self.suspect_differs += 1
+        elif not ok:
+            self.control_failed = True
         shown = f"ok ({repeats})" if ok and repeats else "ok" if ok else f"failed: {role} {subject}".strip()
         if not self.states.get(name, "").startswith("failed"):
             self.states[name] = shown

@@ -6,6 +6,7 @@ or a tensor of a site before it has the suspect's digests of that site.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -17,6 +18,7 @@ from tandem.statistics import compare
 from tandem.vocabulary import Cause, ReplayClass, SyncMode
 from tandem_worker.chain import Op
 from tandem_worker.link import frames as f
+from tandem_worker.link.state import Activity
 from tandem_worker.lockstep.ledger import Ledger
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.side import F, Side
@@ -27,6 +29,12 @@ D = TypeVar("D", f.InputDigests, f.ReplayDigests)
 
 TRIES = 3
 """How often a tensor that arrives changed is asked for again, and an input repaired, before the pair ends."""
+
+
+def peer_reason(reason: str) -> str:
+    """A suspect's reason for leaving as a stable name; what is none, or claims a regular end, is ``peer_left``."""
+    named = re.fullmatch(r"[a-z][a-z0-9_]{0,60}(:[A-Za-z0-9_.,;\[\] -]{1,80})?", reason)
+    return reason if named and reason not in ("completed", "stopped") else "peer_left"
 
 
 def classify(original: np.ndarray, reference: np.ndarray, replays: list[np.ndarray]) -> tuple[ReplayClass, int]:
@@ -97,7 +105,7 @@ class Reference(Side):
                     self._store_lanes(op, lanes)
             case f.Tensor(purpose="full", step=step, generation=generation) if payload is not None:
                 if (step, generation) == (self.step_number, self.generation):
-                    self._tensors[frame.op, frame.index, frame.rank] = (payload, frame.digest)
+                    self._store_tensor(frame, payload)
             case f.InputDigests() | f.Tensor() | f.ReplayDigests() if self._asked == (
                 frame.step, frame.op, frame.generation,
             ):  # fmt: skip
@@ -105,7 +113,7 @@ class Reference(Side):
                     raise LinkError("protocol", "the suspect answers more than it was asked")
                 self._answers.append((frame, payload))
             case f.Bye(reason=reason):
-                raise PairError(reason, f"the suspect ended the run: {reason}")
+                raise PairError(peer_reason(reason), f"the suspect ended the run: {f.printable(reason)}")
             case _:
                 pass  # of an older generation, or an answer that is no longer awaited
 
@@ -115,7 +123,21 @@ class Reference(Side):
             raise LinkError(
                 "protocol", f"the suspect sent digests of a wrong size for op {op} of step {self.step_number}"
             )
+        self.progress.touch()
         self._lanes[op] = np.frombuffer(lanes, "<u4").reshape(self.plan.tp, len(ops[op].outputs), 2)
+
+    def _store_tensor(self, frame: f.Tensor, payload: np.ndarray) -> None:
+        ops = self.plan.initial if self.step_number == 0 else self.plan.ops
+        known = frame.op < len(ops) and frame.index < len(ops[frame.op].outputs) and frame.rank < self.plan.tp
+        if self.sync is not SyncMode.FULL or not known:
+            raise LinkError("protocol", "the suspect sent a tensor that full exchange does not ask for")
+        self._check_shape(payload, ops[frame.op].outputs[frame.index])
+        self._tensors[frame.op, frame.index, frame.rank] = (payload, frame.digest)
+
+    def _check_shape(self, payload: np.ndarray, slot: str) -> None:
+        spec = self.machine.spec(slot)
+        if payload.shape != spec.shape or str(payload.dtype) != spec.dtype:
+            raise LinkError("protocol", f"the suspect sent {payload.dtype}{list(payload.shape)} for {slot}")
 
     # -- comparing -------------------------------------------------------------------------------
 
@@ -146,10 +168,16 @@ class Reference(Side):
         for site in execution.op.sites:
             self.tally.compared(site, self.plan.tp)
 
+    @staticmethod
+    def differing(mine: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+        """Which digests differ: bool [R, n] of two u32 [R, n, 2]. Decides every comparison, the control's too."""
+        different: np.ndarray = (mine != theirs).any(axis=2)
+        return different
+
     def _unequal(self, execution: Execution, theirs: np.ndarray) -> list[tuple[int, int]]:
         """(output, rank) pairs that differ, in site order."""
         assert execution.lanes is not None
-        different = (execution.lanes != theirs).any(axis=2)
+        different = self.differing(execution.lanes, theirs)
         if self.sync is SyncMode.FULL:
             for output in range(len(execution.op.outputs)):
                 for rank in range(self.plan.tp):
@@ -159,9 +187,13 @@ class Reference(Side):
                     if key not in self._tensors:
                         raise LinkError("protocol", "full exchange: digests came without the tensors")
                     own = self.machine.shard(execution.outputs[output], rank)
-                    if compare(self._tensors[key][0], own) is None:
-                        del self._tensors[key]
-                    else:
+                    kept = self._tensors.pop(key)
+                    if compare(kept[0], own) is None:
+                        continue
+                    # Equal digests, other bits: it arrived changed, or the digests collide.
+                    whole = self._fetch(execution, "full", output, rank, kept)
+                    if compare(whole, own) is not None:
+                        self._tensors[key] = (whole, self.machine.digest_value(execution.op.outputs[output], whole))
                         different[rank, output] = True
         return [(int(output), int(rank)) for output, rank in np.argwhere(different.T)]
 
@@ -184,7 +216,12 @@ class Reference(Side):
             if differing:
                 self._repair_inputs(execution, differing)
                 return
-        tensors = {pair: self._fetch(execution, "output", *pair) for pair in unequal}
+        tensors = {
+            (output, rank): self._fetch(
+                execution, "output", output, rank, self._tensors.pop((op.index, output, rank), None)
+            )
+            for output, rank in unequal
+        }
         replays = self._replays(execution, repeats)
         self._budget -= len(replayed)
         self._unsettled = {}
@@ -225,18 +262,19 @@ class Reference(Side):
             raise PairError(
                 "state_not_repairable", f"the suspect's inputs of {op.sites[0]} differ again after {TRIES} repairs"
             )
-        self._unsettled = {}
         self.channel.send(
             f.InputsUnequal(step=self.step_number, op=op.index, generation=self.generation, unequal=differing)
         )
+        again = f"#{self._repairs[op.index]}" if self._repairs[op.index] > 1 else ""
         for index, rank in differing:
             theirs = self._fetch(execution, "input", index, rank)
             mine = self.machine.shard(execution.inputs[index], rank)
             difference = compare(theirs, mine)
             self._store(
-                execution, 0, rank, Cause.STATE, f"input.{op.input_names[index]}", mine.size,
+                execution, 0, rank, Cause.STATE, f"input.{op.input_names[index]}{again}", mine.size,
                 difference.fields() if difference else {"mismatched": 0},
             )  # fmt: skip
+        self._unsettled = {}
         for index, rank in differing:
             self._overwrite(execution, "input", index, rank)
         self._resume(execution, rerun=True, rollback=True)
@@ -246,7 +284,8 @@ class Reference(Side):
         if not repeats:
             return []
         assert execution.lanes is not None
-        own = self.machine.replay(execution, repeats)
+        with self.progress.during(Activity.REPLAYING, f"replays of {execution.op.program}"):
+            own = self.machine.replay(execution, repeats)
         if not all(np.array_equal(lanes, execution.lanes) for lanes in own):
             self.ledger.reference_differs(self.step_number, execution.op, repeats)
         self.ledger.reference_replays += repeats
@@ -307,11 +346,16 @@ class Reference(Side):
         position = (self.step_number, execution.op.index, self.generation)
         return self.expect(kind, lambda x: (x.step, x.op, x.generation) == position)
 
-    def _fetch(self, execution: Execution, purpose: f.Purpose, index: int, rank: int) -> np.ndarray:
+    def _fetch(
+        self,
+        execution: Execution,
+        purpose: f.Purpose,
+        index: int,
+        rank: int,
+        kept: tuple[np.ndarray, bytes] | None = None,
+    ) -> np.ndarray:
         """The suspect's tensor, digested again on arrival; asked for again when it arrived changed."""
         slot = slot_of(execution, purpose, index)
-        spec = self.machine.spec(slot)
-        kept = self._tensors.pop((execution.op.index, index, rank), None) if purpose == "output" else None
         for attempt in range(1, TRIES + 1):
             if kept is not None:
                 payload, claimed = kept
@@ -327,8 +371,7 @@ class Reference(Side):
                 if received is None:
                     raise LinkError("protocol", "a tensor frame came without its tensor")
                 payload, claimed = received, frame.digest
-            if payload.shape != spec.shape or str(payload.dtype) != spec.dtype:
-                raise LinkError("protocol", f"the suspect sent {payload.dtype}{list(payload.shape)} for {slot}")
+            self._check_shape(payload, slot)
             if self.machine.digest_value(slot, payload) == claimed:
                 if attempt > 1:
                     self.ledger.transport(self.step_number, execution.op, purpose, index, rank, repaired=True)

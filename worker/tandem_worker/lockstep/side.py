@@ -47,6 +47,7 @@ class Side:
         self.machine, self.channel, self.inbox, self.progress = machine, channel, inbox, progress
         self.settings, self.clock = settings, clock
         self.plan = machine.plan
+        machine.touch = progress.touch
         self.pending: deque[Execution] = deque()
         self.unconfirmed = 0
         self.generation = 0
@@ -119,6 +120,7 @@ class Side:
         if event is None:
             return False
         if isinstance(event, DigestReady):
+            self.progress.touch()
             self.digest_ready(event.execution)
         else:
             self.handle(event.frame, event.payload)
@@ -151,8 +153,10 @@ class Side:
             if event is None:
                 continue
             if isinstance(event, DigestReady):
+                self.progress.touch()
                 self.digest_ready(event.execution)
             elif isinstance(event.frame, kind) and matches(event.frame):
+                self.progress.touch()
                 return event.frame, event.payload
             else:
                 self.handle(event.frame, event.payload)

@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 
 from tandem.errors import LinkError
+from tandem.faults import LOGGED
 from tandem.vocabulary import SyncMode
 from tandem_worker.chain import Op
 from tandem_worker.link import frames as f
+from tandem_worker.link.state import Activity
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.side import Side
 from tandem_worker.lockstep.transfer import lanes_bytes, send_outputs, send_tensor
@@ -70,6 +72,9 @@ class Suspect(Side):
                 self._received[op, frame.index, frame.rank] = (payload, frame.digest)
             case f.Stop(reason=reason):
                 self.inbox.stop_reason = self.inbox.stop_reason or reason
+            case f.Resend(purpose=purpose, index=index, rank=rank, step=step, generation=generation):
+                if (step, generation) == (self.step_number, self.generation) and self.pending:
+                    send_tensor(self, self.pending[0], purpose, index, rank)
             case f.Bye(reason=reason):
                 raise LinkError(reason, f"the reference ended the run: {reason}")
             case _:
@@ -91,7 +96,7 @@ class Suspect(Side):
                 received = self._received.pop((execution.op.index, output, rank), None)
                 if received is None:
                     continue
-                lanes = self.machine.overwrite_output(execution, output, rank, received[0])
+                lanes = self.machine.overwrite_output(execution, output, rank, received[0], differed=False)
                 if lanes_bytes(lanes) != received[1]:
                     raise LinkError(
                         "transport", f"the reference's tensor arrived changed at {execution.op.sites[output]}"
@@ -111,8 +116,11 @@ class Suspect(Side):
         self._log_flips(execution)
 
     def _log_flips(self, execution: Execution) -> None:
+        by_rank: dict[int, set[tuple[str, int]]] = {}
         for flip in execution.flips:
-            self._fault(execution, 0, flip.flip.rank, "state", 1, [flip.flip.element])
+            by_rank.setdefault(flip.flip.rank, set()).add((flip.slot, flip.flip.element))
+        for rank, changed in by_rank.items():
+            self._fault(execution, 0, rank, "state", len(changed), sorted(element for _, element in changed)[:LOGGED])
 
     def _fault(
         self, execution: Execution, output: int, rank: int, level: f.Level, changed: Any, elements: list[int]
@@ -145,7 +153,8 @@ class Suspect(Side):
             for output, rank in asked.wanted:
                 send_tensor(self, execution, "output", output, rank)
         if asked.repeats:
-            replays = [lanes_bytes(lanes) for lanes in self.machine.replay(execution, asked.repeats)]
+            with self.progress.during(Activity.REPLAYING, f"replays of {execution.op.program}"):
+                replays = [lanes_bytes(lanes) for lanes in self.machine.replay(execution, asked.repeats)]
             self.channel.send(f.ReplayDigests(step=asked.step, op=asked.op, generation=asked.generation, lanes=replays))
         while True:
             frame, payload = self.expect_any(

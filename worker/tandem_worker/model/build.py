@@ -14,7 +14,7 @@ from jax.sharding import AxisType, Mesh
 from tandem.errors import SetupError
 from tandem.faults import FaultProfile, can_act
 from tandem.spec import ModelConfig, Training, check_tp
-from tandem_worker.chain import Chain, Plan, TensorSpec
+from tandem_worker.chain import Chain, Plan, TensorSpec, digest_name
 from tandem_worker.model.compile import CPU_IN_FLIGHT, InFlight, compile_digest, compile_program, fingerprint
 from tandem_worker.model.forward import AXIS
 from tandem_worker.model.plan import make_plan
@@ -81,7 +81,7 @@ def build_chain(
     programs = {name: built[name] for name in found}
     digests = {spec: built[spec] for spec in specs}
     fingerprints = {name: program.fingerprint for name, program in programs.items()}
-    fingerprints |= {f"digest {_label(spec)}": fingerprint(program) for spec, program in digests.items()}
+    fingerprints |= {digest_name(spec): fingerprint(program) for spec, program in digests.items()}
     return Chain(plan, programs, profile is not None, digests, mesh, fingerprints)
 
 
@@ -94,13 +94,9 @@ def _compile_all(jobs: Mapping[Any, Callable[[], Any]], report: Progress) -> dic
         for done in as_completed(waiting):
             key = waiting[done]
             built[key] = done.result()
-            report(key if isinstance(key, str) else f"digest {_label(key)}", len(built), len(jobs))
+            report(key if isinstance(key, str) else digest_name(key), len(built), len(jobs))
     return built
 
 
 def _specs(plan: Plan, slots: Sequence[str]) -> list[TensorSpec]:
     return [plan.slots[slot] for slot in slots]
-
-
-def _label(spec: TensorSpec) -> str:
-    return f"{spec.dtype}[{','.join(map(str, spec.shape))}]"
