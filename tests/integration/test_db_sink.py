@@ -41,13 +41,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def stored(engine: Engine, run_id: UUID) -> tuple[int, int, int]:
-    """Steps, mismatches, and steps in the roll-up's ledger."""
+    """Steps, mismatches, and steps in the roll-up's ledger (by their elements: 800 each)."""
     with engine.connect() as conn:
         row = conn.execute(
             text(
                 "SELECT (SELECT count(*) FROM steps WHERE run_id = :r), "
                 "(SELECT count(*) FROM mismatches WHERE run_id = :r), "
-                "(SELECT coalesce(sum(steps), 0) FROM rollup_ledger WHERE run_id = :r)"
+                "(SELECT coalesce(sum(elements), 0) / 800 FROM rollup_ledger WHERE run_id = :r)"
             ),
             {"r": run_id},
         ).one()
@@ -87,12 +87,30 @@ def test_only_real_runs_on_two_hosts_enter_the_roll_ups(
 ) -> None:
     run_id = make_run(engine, synthetic=synthetic, hosts=hosts)
     with Sink(database_url, tmp_path, run_id, 1) as sink:
-        for number in range(3):
+        for number in (1, 2, 3):
             sink.put(step(run_id, number))
     assert stored(engine, run_id) == (3, 0, counted)
     row = "SELECT count(*) FROM node_rollups WHERE site_class = 'fwd/attn/out' AND steps = 3 AND sites = 12 "
     row += "AND elements = 1200 AND mismatched_sites = 3 AND mismatched_elements = 9 AND device_seconds = 3"
     assert scalar(engine, row) == (1 if counted else 0)
+
+
+def test_the_initial_parameters_count_as_compared_but_not_as_a_step(
+    database_url: str, engine: Engine, tmp_path: Path
+) -> None:
+    """Step 0 trains nothing: the bounds per step and per device-hour rest on the others."""
+    run_id = make_run(engine)
+    totals = "SELECT steps, sites, elements, mismatched_elements, device_seconds FROM"
+    for numbers, steps in (([0], 0), ([1, 2], 2), ([0, 2, 3], 3)):
+        with Sink(database_url, tmp_path, run_id, 1) as sink:
+            for number in numbers:
+                sink.put(step(run_id, number))
+        with engine.connect() as conn:
+            [rollup] = conn.execute(text(f"{totals} node_rollups WHERE site_class = 'fwd/attn/out'")).all()
+            [ledger] = conn.execute(text(f"{totals} rollup_ledger")).all()
+        compared = steps + 1  # two ranks, half a second a step
+        assert tuple(rollup) == (steps, 4 * compared, 400 * compared, 3 * compared, steps * 1.0)
+        assert tuple(ledger) == (steps, 8 * compared, 800 * compared, 3 * compared, steps * 1.0)
 
 
 def test_a_row_that_postgres_refuses_is_named_and_the_others_are_stored(

@@ -22,14 +22,15 @@ _ROLLUP = """
   SELECT f.run_id, f.attempt, f.step, r.suspect_node AS node, r.workload, r.kind, c.key AS site_class,
          (c.value->>0)::bigint AS sites, (c.value->>1)::bigint AS elements,
          (c.value->>2)::bigint AS mismatched_sites, (c.value->>3)::bigint AS mismatched_elements,
-         f.duration_s * a.devices AS device_seconds
+         CASE WHEN f.step > 0 THEN 1 ELSE 0 END AS trained,  -- step 0 compares the initial parameters
+         CASE WHEN f.step > 0 THEN f.duration_s * a.devices ELSE 0 END AS device_seconds
   FROM fresh f JOIN runs r USING (run_id) JOIN attempts a USING (run_id, attempt), jsonb_each(f.classes) c
   WHERE NOT r.synthetic
     AND a.reference_host <> '' AND a.suspect_host <> '' AND a.reference_host <> a.suspect_host
 ), rolled AS (
   INSERT INTO node_rollups AS n (node, workload, kind, site_class, steps, sites, elements,
                                  mismatched_sites, mismatched_elements, device_seconds)
-  SELECT node, workload, kind, site_class, count(*), sum(sites), sum(elements),
+  SELECT node, workload, kind, site_class, sum(trained), sum(sites), sum(elements),
          sum(mismatched_sites), sum(mismatched_elements), sum(device_seconds)
   FROM counted GROUP BY node, workload, kind, site_class
   ORDER BY node, workload, kind, site_class  -- one order everywhere: no deadlock between sinks
@@ -39,14 +40,14 @@ _ROLLUP = """
     mismatched_elements = n.mismatched_elements + EXCLUDED.mismatched_elements,
     device_seconds = n.device_seconds + EXCLUDED.device_seconds
 ), per_step AS (
-  SELECT run_id, attempt, node, step, max(device_seconds) AS device_seconds, sum(sites) AS sites,
+  SELECT run_id, attempt, node, max(trained) AS trained, max(device_seconds) AS device_seconds, sum(sites) AS sites,
          sum(elements) AS elements, sum(mismatched_sites) AS mismatched_sites,
          sum(mismatched_elements) AS mismatched_elements
   FROM counted GROUP BY run_id, attempt, node, step
 ), booked AS (
   INSERT INTO rollup_ledger AS l (run_id, attempt, node, steps, sites, elements,
                                   mismatched_sites, mismatched_elements, device_seconds)
-  SELECT run_id, attempt, node, count(*), sum(sites), sum(elements),
+  SELECT run_id, attempt, node, sum(trained), sum(sites), sum(elements),
          sum(mismatched_sites), sum(mismatched_elements), sum(device_seconds)
   FROM per_step GROUP BY run_id, attempt, node ORDER BY run_id, attempt
   ON CONFLICT (run_id, attempt) DO UPDATE SET
