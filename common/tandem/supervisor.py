@@ -143,6 +143,7 @@ def check_inputs(spec: RunSpec) -> None:
         input=json.dumps(spec.model_dump(mode="json")).encode(),
         capture_output=True,
         check=False,
+        env=worker_environment(),
         start_new_session=True,  # Ctrl-C is the supervisor's: it stops the run once it has begun
     )
     if done.returncode == 0:

@@ -90,6 +90,21 @@ def test_inputs_are_checked_by_a_worker_process(tmp_path: Path):
         check_inputs(RunSpec(data=[tmp_path / "none.txt"]))
 
 
+def test_the_process_that_checks_inputs_does_not_know_the_database(
+    tandem_home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    seen = tmp_path / "environment"
+    broken = tmp_path / "python"
+    broken.write_text(f"#!/bin/sh\nenv > {seen}\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    monkeypatch.setenv("TANDEM_DB", "postgresql://tandem:secret@db/tandem")
+    monkeypatch.setenv("PGPASSWORD", "secret")
+    check_inputs(RunSpec())
+    assert "PATH=" in seen.read_text()
+    assert "secret" not in seen.read_text()
+
+
 def test_a_worker_that_cannot_start_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'tokenizers'\" >&2\nexit 1\n")

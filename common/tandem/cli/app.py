@@ -6,9 +6,7 @@ import os
 import signal
 import sys
 import traceback
-from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
@@ -65,9 +63,6 @@ app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
 app.add_typer(db.app, name="db")
-for _name in ("run", "demo"):
-    if find_spec(f"tandem.cli.{_name}") is not None:
-        app.command(_name)(getattr(import_module(f"tandem.cli.{_name}"), _name))
 
 
 def main(arguments: list[str] | None = None) -> None:
