@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -303,12 +303,20 @@ def load_profile(path: Path) -> FaultProfile:
         raise SpecError(" ".join(str(error).splitlines())) from None
 
 
-def check_profile(profile: FaultProfile, sites: Sequence[Site], tp: int) -> None:
+def check_profile(
+    profile: FaultProfile, sites: Sequence[Site], tp: int, inputs: Mapping[int, Sequence[str]] | None = None
+) -> None:
     """Refuse, before any step runs, a profile that could not act as written on these sites.
 
+    Args:
+        profile: what to check.
+        sites: every site of the run.
+        tp: ranks.
+        inputs: site number -> names of the inputs of its program; None: inputs are not checked.
+
     Raises:
-        SpecError: a fault selects no site or rank, names a bit that a selected tensor does not have, or more
-            than ``SLOTS`` faults may act on one tensor at once.
+        SpecError: a fault selects no site or rank, names a bit that a selected tensor does not have or an input that
+            no selected program has, or more than ``SLOTS`` faults may act on one tensor at once.
     """
     overlaps: set[tuple[int, ...]] = set()
     by_class = [[site for site in sites if f.selects(site)] for f in profile.fault]
@@ -318,6 +326,11 @@ def check_profile(profile: FaultProfile, sites: Sequence[Site], tp: int) -> None
             raise SpecError(f"{where}: no site of this model is selected: check phase, module, tensor and layers")
         if f.ranks is not None and not any(r < tp for r in f.ranks):
             raise SpecError(f"{where}: none of its ranks {list(f.ranks)} exists with tp {tp}")
+        if f.input is not None and inputs is not None:
+            known = sorted({name for site in chosen for name in inputs.get(site.number, ())})
+            if f.input not in known:
+                some = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
+                raise SpecError(f"{where}: no selected program has an input {f.input!r}: use one of {some}")
         if f.level == "output" and (top := max(explicit_bits(f), default=-1)) >= 0:
             for site in chosen:
                 if top >= dtype_bits(site.dtype):

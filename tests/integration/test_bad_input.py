@@ -116,6 +116,7 @@ def test_a_wrong_spec_file_is_wrong_usage(refused: Refused, tmp_path: Path, text
         ('name = "x"\n[[fault]]\nkind = "flip"\nrate = 2.0', "rate"),
         ('name = "x"\n[[fault]]\nkind = "flip"\nrate = 0.1\nlayers = 7', "no site of this model is selected"),
         ('name = "x"\n[[fault]]\nkind = "flip"\nrate = 0.1\nranks = 5', "none of its ranks"),
+        ('name = "x"\n[[fault]]\nkind = "flip"\nlevel = "state"\nelements = 1\ninput = "w"', "an input 'w'"),
         ("\xff", "fault profile"),
     ],
 )

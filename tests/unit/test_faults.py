@@ -158,6 +158,23 @@ def test_profiles_that_cannot_act_as_written_are_refused_before_the_run(fields: 
         check_profile(profile(*fields), SITES, 2)
 
 
+@pytest.mark.parametrize("module", [None, "attn", "ffn", "head", "embed"])
+def test_a_kept_buffer_must_be_an_input_of_a_selected_program(module: str | None) -> None:
+    preset = load_preset("tiny")
+    plan = make_plan(preset.model, preset.training, 2)
+    inputs = {site.number: op.input_names for op in plan.ops for site in op.sites}
+    where = {} if module is None else {"module": module}
+    selected = [op for op in plan.ops if module is None or any(site.module == module for site in op.sites)]
+    names = {name for op in selected for name in op.input_names}
+    for name in sorted({n for op in plan.ops for n in op.input_names} | {"nothing"}):
+        p = profile(flip(level="state", input=name, **where))
+        if name in names:
+            check_profile(p, plan.sites, 2, inputs)
+        else:
+            with pytest.raises(SpecError, match=f"fault 1: no selected program has an input '{name}': use one of"):
+                check_profile(p, plan.sites, 2, inputs)
+
+
 def test_good_profiles_pass_the_check() -> None:
     check_profile(profile(*[flip(steps=[n]) for n in range(1, 200)]), SITES, 2)
     check_profile(profile(flip(tensor="grad_norm", bits=[31]), flip(bits={15: 1, 0: 2})), SITES, 2)

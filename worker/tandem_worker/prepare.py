@@ -37,7 +37,8 @@ class Inputs:
         self.profile: FaultProfile | None = None
         if spec.fault:
             self.profile = load_profile(spec.fault)
-            check_profile(self.profile, self.plan.sites, spec.tp)
+            inputs = {site.number: op.input_names for op in self.plan.ops for site in op.sites}
+            check_profile(self.profile, self.plan.sites, spec.tp, inputs)
         self.data: TokenStream = open_data(
             spec.data, spec.tokenizer, seed=spec.seed,
             batch=self.training.batch, sequence=self.training.sequence, vocab=self.model.vocab,
