@@ -53,8 +53,8 @@ class InFlight:
             self._queued.popleft().block_until_ready()
 
 
-CPU_IN_FLIGHT = 8
-"""Enough to hide the dispatch of the next programs."""
+CPU_IN_FLIGHT = 2
+"""Hides the dispatch of the next programs. More would only lengthen the queue behind which a mismatch's replays wait."""
 
 
 class CompiledProgram:
