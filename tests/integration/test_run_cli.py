@@ -142,11 +142,12 @@ def test_the_demo_shows_both_halves_and_their_reports(home: Home, tmp_path: Path
 
 
 class Interrupted:
-    """A `tandem run` without an end of its own, and its progress lines."""
+    """A command without an end of its own, and its progress lines."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, *command: object) -> None:
         self.home = home
-        self.process: subprocess.Popen[str] = home.command("run", "--kind", "null", "--duration", "3600", "--json")
+        command = command or ("run", "--kind", "null", "--duration", 3600, "--json")
+        self.process: subprocess.Popen[str] = home.command(*command)
         self.lines: list[str] = []
         self._stepping = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -171,7 +172,7 @@ class Interrupted:
         with self.process.stderr as errors:
             for line in errors:
                 self.lines.append(line)
-                if re.match(r"\d+, .*sites", line):
+                if re.match(r"[\d,]+(/[\d,]+)?, .*sites", line):
                     self._stepping.set()
         self._stepping.set()
 
@@ -202,3 +203,16 @@ def test_the_second_ctrl_c_kills_it(home: Home):
     assert result["steps_compared"] >= 1
     [attempt] = home.records(UUID(result["run"])).attempts
     assert (attempt.state, attempt.reason) == ("orphaned", "killed")
+
+
+def test_ctrl_c_ends_the_whole_demo(home: Home, tmp_path: Path):
+    """The first half ends with a verdict and a report; the second never begins."""
+    demo = Interrupted(home, "demo", "--steps", 100_000, "-o", tmp_path)
+    demo.wait_for_steps()
+    demo.process.send_signal(signal.SIGINT)
+    code, out = demo.end()
+    assert code == 130
+    assert demo.lines[-1] == "interrupted\n"
+    assert re.search(r"^match: 0 of ", out, re.MULTILINE)
+    assert out.count("report: ") == len(list(tmp_path.iterdir())) == 1
+    assert "right  " not in out

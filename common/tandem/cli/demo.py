@@ -43,7 +43,7 @@ def demo(
             ("2 of 2: a corrupting suspect (injected faults)", RunSpec(steps=steps, fault=profile), Verdict.MISMATCH),
         )
         for title, spec, expected in halves:
-            records = _pair(title, spec, url)
+            records, stopped = _pair(title, spec, url)
             for line in closing_lines(summarise(records)):
                 say(line)
             good = records.run.verdict == expected
@@ -55,6 +55,8 @@ def demo(
             say(f"report: {write(records, folder / f'{records.run.run_id}.html')}")
             say()
             right.append(good)
+            if stopped:
+                raise KeyboardInterrupt
     for (title, _, expected), good in zip(halves, right, strict=True):
         say(f"{'right' if good else 'WRONG'}  {title}: expected {expected}")
     raise typer.Exit(EXIT_MATCH if all(right) else EXIT_INCONCLUSIVE)
@@ -69,11 +71,12 @@ def against_truth(records: RunRecords) -> tuple[int, int, bool]:
     return sum(found.values()), sum(injected.values()), found == injected
 
 
-def _pair(title: str, spec: RunSpec, url: str) -> RunRecords:
+def _pair(title: str, spec: RunSpec, url: str) -> tuple[RunRecords, bool]:
+    """The pair's records, and whether Ctrl-C ended it early."""
     from tandem.progress import Progress
     from tandem.supervisor import Local, Stop, run_local
 
     stop = Stop()
     head = f"{title} · {spec.model} · TP {spec.tp} · {spec.sync}"
     with stop.on_interrupt(), Progress(console(stderr=True), head) as progress:
-        return run_local(spec, Local(url=url, on_progress=progress.update), stop)
+        return run_local(spec, Local(url=url, on_progress=progress.update), stop), stop.requests > 0
