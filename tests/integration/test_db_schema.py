@@ -20,8 +20,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import SchemaItem
 
-from db_samples import make_run, scalar, some_records
-from tandem.db import migrate
+from db_samples import make_run, run_row, scalar, some_records
+from tandem.cli.app import main
+from tandem.db import migrate, store
 from tandem.db.engine import check, connect, one_line, open_connection
 from tandem.db.models import PARTITIONED, Base
 from tandem.db.partitions import Month, created, drop_partitions_older_than, ensure_partitions
@@ -208,3 +209,45 @@ def test_retention_finishes_what_a_kill_left_half_done(engine: Engine) -> None:
     assert len(dropped) == len(PARTITIONED)
     with engine.begin() as conn:
         assert len(ensure_partitions(conn, datetime(2020, 3, 1, tzinfo=UTC))) == len(PARTITIONED)
+
+
+def test_prune_drops_whole_months_and_says_which(
+    database_url: str, engine: Engine, tandem_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A dry run tells the same and drops nothing; what may still be needed stays."""
+
+    def prune(*arguments: str) -> list[str]:
+        with pytest.raises(SystemExit) as end:
+            main(["db", "prune", "--db", database_url, *arguments])
+        assert end.value.code == 0
+        return capsys.readouterr().out.splitlines()
+
+    def tables() -> int:
+        return int(scalar(engine, "SELECT count(*) FROM pg_class WHERE relname ~ '_y[0-9]{4}m[0-9]{2}$'"))
+
+    new = make_run(engine)
+    for when in (datetime(2024, 3, 31, 23, tzinfo=UTC), datetime(2024, 4, 1, 1, tzinfo=UTC)):
+        store.create_run(engine, run_row(new_run_id(when.timestamp(), b"0123456789")))
+    assert tables() == 3 * len(PARTITIONED)
+    days = (datetime.now(UTC) - datetime(2024, 4, 15, tzinfo=UTC)).days
+    march = sorted(f"{table}_y2024m03" for table in PARTITIONED)
+    told = prune("--older-than", str(days), "--dry-run")
+    assert told == [*(f"would drop {name}" for name in march), "4 tables, with the rows of 1 run"]
+    assert tables() == 3 * len(PARTITIONED)
+    told = prune("--older-than", str(days))
+    assert told == [*(f"dropped {name}" for name in march), "4 tables, with the rows of 1 run"]
+    assert tables() == 2 * len(PARTITIONED)
+    assert prune("--older-than", str(days)) == ["0 tables, with the rows of 0 runs"]
+    assert len(prune("--older-than", "0")) == len(PARTITIONED) + 1
+    assert scalar(engine, "SELECT count(*) FROM runs") == 3
+    kept = "SELECT count(*) FROM runs WHERE records_dropped_at IS NULL"
+    assert scalar(engine, kept) == scalar(engine, f"{kept} AND run_id = '{new}'") == 1
+
+
+@pytest.mark.parametrize("days", ["-1", "soon", "1e9"])
+def test_prune_wants_a_number_of_days(days: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments in (["--older-than", days], []):
+        with pytest.raises(SystemExit) as end:
+            main(["db", "prune", *arguments])
+        assert end.value.code == 64
+        assert "--older-than" in capsys.readouterr().err

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli.output import DbOption, JsonOption, emit_json, say
+from tandem.cli.output import DbOption, JsonOption, database, emit_json, say
+from tandem.formats import plural
 
 app = typer.Typer(
     help="Manage the database that keeps the records.",
@@ -29,6 +30,28 @@ def upgrade(db: DbOption = None) -> None:
         with embedded_database():
             pass
     say(f"schema at {head()}")
+
+
+@app.command()
+def prune(
+    older_than: Annotated[
+        int, typer.Option(min=0, max=36_500, metavar="DAYS", help="Drop months that ended before so many days ago.")
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be dropped.")] = False,
+    db: DbOption = None,
+) -> None:
+    """Drop the large rows of old runs, by whole months; runs, attempts, controls and roll-ups stay."""
+    from datetime import UTC, datetime, timedelta
+
+    from tandem.db.partitions import drop_partitions_older_than, expired
+
+    before = datetime.now(UTC) - timedelta(days=older_than)
+    with database(db) as engine:
+        found = expired(engine, before)
+        tables = list(found.tables) if dry_run else drop_partitions_older_than(engine, before)
+    for table in tables:
+        say(f"{'would drop' if dry_run else 'dropped'} {table}")
+    say(f"{plural(len(tables), 'table')}, with the rows of {plural(found.runs, 'run')}")
 
 
 @app.command()

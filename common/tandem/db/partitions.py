@@ -98,6 +98,46 @@ def ensure_partitions(conn: Connection, when: datetime) -> list[str]:
     return made
 
 
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What retention would drop, or dropped."""
+
+    tables: tuple[str, ...]
+    """Oldest first."""
+    runs: int
+    """Runs whose records are in them, as far as they are not marked already."""
+
+
+def expired(engine: Engine, before: datetime) -> Expired:
+    """What `drop_partitions_older_than` would drop, and whose records these are."""
+    limit = Month.of(before)
+    with engine.connect() as conn:
+        tables = tuple(name for _, name, _ in _months(conn, limit))
+        runs = conn.scalar(
+            text("SELECT count(*) FROM runs WHERE run_id < :low AND records_dropped_at IS NULL"), {"low": limit.low}
+        )
+    return Expired(tables, int(runs or 0))
+
+
+def _months(conn: Connection, limit: Month) -> list[tuple[str, str, bool | None]]:
+    """(parent, partition, whether its detaching is pending) of every month before ``limit``, oldest first.
+
+    The last is None where an earlier call was cut off between detaching and dropping.
+    """
+    rows = conn.execute(
+        text(
+            "SELECT p.relname, c.relname, i.inhdetachpending FROM pg_class p "
+            "JOIN pg_class c ON c.relname ~ ('^' || p.relname || '_y[0-9]{4}m[0-9]{2}$') "
+            "AND c.relnamespace = p.relnamespace AND c.relkind = 'r' "
+            "LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhparent = p.oid "
+            "WHERE p.relname = ANY(:tables) AND p.relkind = 'p' "
+            "AND p.relnamespace = current_schema()::regnamespace ORDER BY right(c.relname, 8), p.relname"
+        ),
+        {"tables": list(PARTITIONED)},
+    ).all()
+    return [(table, name, pending) for table, name, pending in rows if name.removeprefix(f"{table}_") < limit.suffix]
+
+
 def drop_partitions_older_than(engine: Engine, before: datetime) -> list[str]:
     """Retention: drop every month that ended before ``before``; roll-ups, runs and attempts stay.
 
@@ -116,21 +156,8 @@ def drop_partitions_older_than(engine: Engine, before: datetime) -> list[str]:
                 text("UPDATE runs SET records_dropped_at = now() WHERE run_id < :low AND records_dropped_at IS NULL"),
                 {"low": limit.low},
             )
-            rows = conn.execute(
-                text(
-                    "SELECT p.relname, c.relname, i.inhdetachpending FROM pg_class p "
-                    "JOIN pg_class c ON c.relname ~ ('^' || p.relname || '_y[0-9]{4}m[0-9]{2}$') "
-                    "AND c.relnamespace = p.relnamespace AND c.relkind = 'r' "
-                    "LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhparent = p.oid "
-                    "WHERE p.relname = ANY(:tables) AND p.relkind = 'p' "
-                    "AND p.relnamespace = current_schema()::regnamespace ORDER BY right(c.relname, 8), p.relname"
-                ),
-                {"tables": list(PARTITIONED)},
-            ).all()
-            for table, name, pending in rows:
-                if name.removeprefix(f"{table}_") >= limit.suffix:
-                    continue
-                if pending is not None:  # None: an earlier call was cut off between detaching and dropping
+            for table, name, pending in _months(conn, limit):
+                if pending is not None:
                     how = "FINALIZE" if pending else "CONCURRENTLY"
                     conn.execute(text(f"ALTER TABLE {table} DETACH PARTITION {name} {how}"))
                 conn.execute(text(f"DROP TABLE {name}"))
