@@ -54,7 +54,7 @@ class InFlight:
 
 
 CPU_IN_FLIGHT = 2
-"""Hides the dispatch of the next programs. More would only lengthen the queue behind which a mismatch's replays wait."""
+"""Hides the dispatch of the next programs. More would lengthen the queue behind which a mismatch's replays wait."""
 
 
 class CompiledProgram:
