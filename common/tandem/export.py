@@ -3,8 +3,9 @@
 One transaction reads all tables, so that the files agree with each other even while the run goes on.
 A file appears under its name only when it is complete.
 
-Files: ``steps`` (one row a step), ``step_classes`` (one row a step and site class), ``mismatches``, ``controls``,
-``faults``. Columns are those of the records (``tandem.records``); times are UTC.
+Files: ``runs`` (the run itself), ``attempts``, ``steps`` (one row a step), ``step_classes`` (one row a step and site
+class), ``mismatches``, ``controls``, ``faults``, ``closings``: all that the verdict is computed from. Columns are those
+of the records (``tandem.records``); times are UTC.
 In CSV, an empty cell is NULL, and lists and objects are JSON; in Parquet, lists are lists and objects are JSON text.
 """
 
@@ -58,6 +59,44 @@ def _expand_classes(row: Row) -> Iterator[Row]:
 
 
 TABLES: tuple[Table, ...] = (
+    Table(
+        "runs",
+        "runs",
+        (
+            ("run_id", "str"),
+            ("created_at", "time"),
+            ("workload", "str"),
+            ("kind", "str"),
+            ("model", "str"),
+            ("synthetic", "bool"),
+            ("reference_node", "str"),
+            ("suspect_node", "str"),
+            ("spec", "json"),
+            ("state", "str"),
+            ("verdict", "str"),
+            ("reason", "str"),
+            ("sentence", "str"),
+            ("finished_at", "time"),
+            ("records_dropped_at", "time"),
+        ),
+    ),
+    Table(
+        "attempts",
+        "attempts",
+        (
+            ("run_id", "str"),
+            ("attempt", "int"),
+            ("state", "str"),
+            ("started_at", "time"),
+            ("ended_at", "time"),
+            ("reason", "str"),
+            ("fingerprint", "str"),
+            ("parity", "json"),
+            ("reference_host", "str"),
+            ("suspect_host", "str"),
+            ("devices", "int"),
+        ),
+    ),
     Table(
         "steps",
         "steps",
@@ -150,6 +189,24 @@ TABLES: tuple[Table, ...] = (
             ("level", "str"),
             ("changed", "int"),
             ("elements", "ints"),
+        ),
+    ),
+    Table(
+        "closings",
+        "closings",
+        (
+            ("run_id", "str"),
+            ("attempt", "int"),
+            ("steps", "int"),
+            ("mismatches", "int"),
+            ("mismatches_total", "int"),
+            ("controls", "int"),
+            ("faults", "int"),
+            ("capped", "bool"),
+            ("reason", "str"),
+            ("device_seconds", "float"),
+            ("devices", "json"),
+            ("finished_at", "time"),
         ),
     ),
 )

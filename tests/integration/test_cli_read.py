@@ -11,9 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pyarrow.parquet as pq
 import pytest
 
@@ -22,9 +26,11 @@ from tandem import export
 from tandem.cli.app import main
 from tandem.db.embedded import embedded_database
 from tandem.db.engine import connect
+from tandem.db.queries import load_run
 from tandem.db.sink import Sink
 from tandem.db.store import create_run, finish_attempt, finish_run, start_attempt
 from tandem.records import RunRecords
+from tandem.verdict import decide
 from tandem.vocabulary import AttemptState
 
 ROOT = Path(__file__).parents[2]
@@ -202,8 +208,9 @@ def test_export_csv_equals_parquet_equals_rows(
     monkeypatch.setattr(export, "BATCH", 7)
     assert tandem("export", ids(records), "-o", str(tmp_path))[0] == 0
     assert tandem("export", ids(records), "-f", "parquet", "-o", str(tmp_path))[0] == 0
-    rows = {"steps": records.steps, "mismatches": records.mismatches, "controls": records.controls,
-            "faults": records.faults}  # fmt: skip
+    rows = {"runs": [records.run], "attempts": records.attempts, "steps": records.steps,
+            "mismatches": records.mismatches, "controls": records.controls, "faults": records.faults,
+            "closings": records.closings}  # fmt: skip
     for table in export.TABLES:
         with (tmp_path / f"{table.name}.csv").open(newline="", encoding="utf-8") as file:
             header, *lines = list(csv.reader(file))
@@ -226,6 +233,46 @@ def test_export_csv_equals_parquet_equals_rows(
     classes = pq.read_table(tmp_path / "step_classes.parquet").to_pydict()
     assert sum(classes["elements"]) == sum(c.elements for s in records.steps for c in s.classes.values())
     assert not [p for p in tmp_path.iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize("records", [CLEAN, BAD, SYNTHETIC], ids=["match", "mismatch", "synthetic"])
+def test_a_verdict_can_be_computed_again_from_an_export(
+    tandem: Tandem, home: Path, tmp_path: Path, records: RunRecords
+) -> None:
+    assert tandem("export", ids(records), "-f", "parquet", "-o", str(tmp_path))[0] == 0
+
+    def read(name: str) -> list[dict[str, Any]]:
+        kinds = next(dict(table.columns) for table in export.TABLES if table.name == name)
+        plain = {"json": json.loads, "time": datetime.timestamp}
+        return [
+            {c: plain[kinds[c]](v) if kinds[c] in plain and v is not None else v for c, v in row.items()}
+            for row in pq.read_table(tmp_path / f"{name}.parquet").to_pylist()
+        ]
+
+    counts: dict[tuple[int, int], dict[str, list[int]]] = defaultdict(dict)
+    for row in read("step_classes"):
+        name = f"{row['phase']}/{row['module']}/{row['tensor']}"
+        counts[row["attempt"], row["step"]][name] = [
+            row[c] for c in ("sites", "elements", "mismatched_sites", "mismatched_elements")
+        ]
+    steps = [{**row, "type": "step", "classes": counts[row["attempt"], row["step"]]} for row in read("steps")]
+    [run] = read("runs")
+    again = msgspec.convert(
+        {
+            "run": run, "attempts": read("attempts"), "steps": steps,
+            "mismatches": [{**row, "type": "mismatch"} for row in read("mismatches")],
+            "controls": [{**row, "type": "control"} for row in read("controls")],
+            "faults": [{**row, "type": "fault"} for row in read("faults")],
+            "closings": [{**row, "type": "closing"} for row in read("closings")],
+        },
+        RunRecords,
+    )  # fmt: skip
+    with embedded_database(home=home) as url:
+        engine = connect(url)
+        stored = load_run(engine, records.run.run_id)
+        engine.dispose()
+    assert again == stored
+    assert decide(again) == decide(stored)
 
 
 def test_report_goes_to_a_file_or_standard_output(tandem: Tandem, tmp_path: Path) -> None:
