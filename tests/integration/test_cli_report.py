@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 
+import msgspec
 import pytest
 
 from sample_runs import sample_run
+from tandem.cli import run as cli
+from tandem.cli.app import main
+from tandem.errors import SetupError
 from tandem.records import RunRecords
-from tandem.report.page import command, render
+from tandem.report.page import render
 from tandem.report.svg import bins, frequency_chart
+from tandem.spec import RunSpec
+from tandem.vocabulary import Kind, SyncMode
 
 EVIL = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}\x1b[31m\u202e"
 RUNS = {
@@ -108,10 +118,49 @@ def test_ten_first_mismatches_in_full() -> None:
     assert text.count("<dt>first index</dt>") == 10
 
 
-def test_the_command_asks_for_the_same_run() -> None:
-    spec = {"workload": "submodule", "model": "small", "tp": 4, "steps": 500, "seed": 7, "data": ["a b.txt"],
-            "sync": "optimistic", "self_replays": 8}  # fmt: skip
-    assert command(spec) == "tandem run --model small --data 'a b.txt' --tp 4 --steps 500 --seed 7"
+SPECS = [
+    RunSpec(),
+    RunSpec(kind=Kind.NULL, model="small", tp=4, steps=500, seed=2**62, sync=SyncMode.FULL, duration=0.5),
+    RunSpec(duration=9, data=[Path("/a b.txt"), Path("/'\"\u202e\n: - #")], weights=Path("/w"), tokenizer=Path("/t")),
+    RunSpec(
+        fault=Path("/f.toml"), window=7, replays=1, replay_budget=0, self_replays=2, row_cap=9, step_timeout=1e-7,
+        peer_timeout=3, batch=1, sequence=8, compute="float32", accumulate="compute", kind=Kind.SWAP,
+        optimizer={"learning_rate": 1e-9, "clip_norm": None, "schedule": "constant"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_how_to_repeat_it_asks_for_the_same_run(spec: RunSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command and the file on the page, given to the real command line, are the same spec."""
+    records = sample_run()
+    stored = json.loads(json.dumps(spec.model_dump(mode="json")))
+    records.run = msgspec.structs.replace(records.run, spec=stored)
+    command, text = re.findall(r"<h3>(?:Command|spec\.yaml)</h3><pre>(.*?)</pre>", render(records), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.yaml").write_text(html.unescape(text))
+    asked: list[RunSpec] = []
+
+    def execute(spec: RunSpec, *_: object, **__: object) -> RunRecords:
+        asked.append(spec)
+        raise SetupError("not run here")
+
+    monkeypatch.setattr(cli, "execute", execute)
+    tandem, *arguments = shlex.split(html.unescape(command))
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert (tandem, asked) == ("tandem", [spec])
+
+
+def test_paths_of_a_spec_mean_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "spec.yaml").write_text("data: [a.txt, /b.txt]\nfault: f.toml")
+    spec = cli.read_spec(Path("spec.yaml"), {"weights": Path("w"), "tokenizer": Path("../t.json")})
+    paths = [*spec.data, spec.fault, spec.weights, spec.tokenizer]
+    assert all(path is not None and path.is_absolute() for path in paths)
+    assert spec.data == [tmp_path / "a.txt", Path("/b.txt")]
+    monkeypatch.chdir("/")
+    assert cli.read_spec(None, {"data": spec.data}).data == spec.data
 
 
 def test_a_long_run_stays_a_small_page() -> None:

@@ -88,7 +88,13 @@ def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
     if spec.workload is not Workload.SUBMODULE:
         raise SpecError(f"workload {spec.workload} does not exist yet: use --workload submodule")
     load_preset(spec.model)
-    return spec
+    return _absolute(spec)
+
+
+def _absolute(spec: RunSpec) -> RunSpec:
+    """Paths that mean the same in every folder: the spec is stored, and repeated elsewhere."""
+    paths = {name: path.absolute() for name in ("weights", "tokenizer", "fault") if (path := getattr(spec, name))}
+    return spec.model_copy(update={**paths, "data": [path.absolute() for path in spec.data]})
 
 
 def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None) -> RunRecords:

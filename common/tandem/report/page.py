@@ -7,7 +7,6 @@ takes out control and direction characters, and a content security policy forbid
 from __future__ import annotations
 
 import os
-import shlex
 from contextlib import suppress
 from functools import cache
 from importlib import resources
@@ -66,9 +65,8 @@ def render(records: RunRecords) -> str:
             bounds=tables.bound_lines(s),
             fault_lines=tables.fault_lines(s),
             bit_rows=_bit_rows(s),
-            command=command(s.run.spec),
             versions=[(name, s.parity[name]) for name in VERSIONS if name in s.parity],
-            spec=_yaml(s.run.spec),
+            spec=spec_yaml(s.run.spec),
         )
     )
 
@@ -90,22 +88,6 @@ def write(records: RunRecords, path: Path) -> Path:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
     return path
-
-
-def command(spec: dict[str, Any]) -> str:
-    """The command line that asks for the same run: every flag whose value is not the default."""
-    from tandem.spec import RunSpec
-
-    parts = ["tandem run"]
-    for name, field in RunSpec.model_fields.items():
-        value = spec.get(name)
-        if value is None or value == field.default or str(value) == str(field.default):
-            continue
-        for one in value if isinstance(value, list) else [value]:
-            if isinstance(one, dict):
-                continue
-            parts.append(f"--{name.replace('_', '-')} {shlex.quote(formats.clean(one))}")
-    return " ".join(parts)
 
 
 @cache
@@ -233,7 +215,8 @@ def _bit_rows(s: RunSummary) -> dict[int, list[tuple[int, str, int]]]:
     }
 
 
-def _yaml(spec: dict[str, Any]) -> str:
+def spec_yaml(spec: dict[str, Any]) -> str:
+    """The stored spec as a file that ``tandem run`` takes, defaults included: another version may have others."""
     import yaml
 
     return str(yaml.safe_dump(spec, sort_keys=False, allow_unicode=False, width=100)).strip()
