@@ -108,21 +108,24 @@ def prepared(
     return Prepared(spec, machine, data, change(fields), spec.steps, 1)
 
 
+End = tuple[Channel, Inbox, Progress, PeerState]
+
+
 @contextmanager
-def channels(run: UUID) -> Iterator[tuple[tuple[Channel, Inbox, Progress], tuple[Channel, Inbox, Progress]]]:
+def channels(run: UUID) -> Iterator[tuple[End, End]]:
     """Both ends of a real link on loopback."""
     keys, ends = new_keys(), []
     endpoint = "tcp://127.0.0.1:0"
     for role in (Role.REFERENCE, Role.SUSPECT):
-        inbox, progress = Inbox(), Progress()
+        inbox, progress, peer = Inbox(), Progress(), PeerState()
         own = keys.reference if role is Role.REFERENCE else keys.suspect
-        channel = Channel(role, endpoint, own, run.hex, 1, inbox.queue, progress, PeerState()).start()
+        channel = Channel(role, endpoint, own, run.hex, 1, inbox.queue, progress, peer).start()
         endpoint = channel.endpoint
-        ends.append((channel, inbox, progress))
+        ends.append((channel, inbox, progress, peer))
     try:
         yield ends[0], ends[1]
     finally:
-        for channel, _, _ in reversed(ends):
+        for channel, *_ in reversed(ends):
             channel.close(0.5)
 
 
@@ -157,7 +160,7 @@ def run_pair(
         prepared(spec, Role.REFERENCE, profile, reference_change),
         prepared(spec, Role.SUSPECT, profile, suspect_change),
     )
-    with channels(run) as ((r_channel, r_inbox, r_progress), (s_channel, s_inbox, s_progress)):
+    with channels(run) as ((r_channel, r_inbox, r_progress, r_peer), (s_channel, s_inbox, s_progress, _)):
         ledger = Ledger(sink, run, 1, spec.row_cap, time.time)
         hooks = Hooks(
             progress=lambda _: None,
@@ -171,7 +174,7 @@ def run_pair(
         if step_timeout is not None:
             trip = lambda t: r_inbox.queue.put(Tripped(t.reason, t.detail))
             limits = Limits(step_timeout=step_timeout, grace=timeout)
-            watchdog = Watchdog(r_progress, r_channel.peer, limits, trip, end=lambda: None, interval=0.1).start()
+            watchdog = Watchdog(r_progress, r_peer, limits, trip, end=lambda: None, interval=0.1).start()
 
         def lead() -> None:
             try:

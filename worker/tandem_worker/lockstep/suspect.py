@@ -125,10 +125,16 @@ class Suspect(Side):
     def _fault(
         self, execution: Execution, output: int, rank: int, level: f.Level, changed: Any, elements: list[int]
     ) -> None:
+        """Note what was changed at one place; what was changed there before, in a discarded run, is added."""
+        place = (execution.op.index, output, rank, level)
+        before = next((e for e in self.faults if (e.op, e.output, e.rank, e.level) == place), None)
+        if before is not None:
+            self.faults.remove(before)
+            elements = sorted({*before.elements, *elements})[:LOGGED]
+            changed = before.changed + int(changed)
+        op = execution.op.index
         self.faults.append(
-            f.FaultEntry(
-                op=execution.op.index, output=output, rank=rank, level=level, changed=int(changed), elements=elements
-            )
+            f.FaultEntry(op=op, output=output, rank=rank, level=level, changed=int(changed), elements=elements)
         )
 
     def _take_mismatch(self) -> f.Mismatch | None:
