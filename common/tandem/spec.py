@@ -5,6 +5,7 @@ Pure validation; no file is opened here except presets that ship with the packag
 
 from __future__ import annotations
 
+import math
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -93,9 +94,9 @@ class RunSpec(_Model):
     workload: Workload = Workload.SUBMODULE
     kind: Kind = Kind.SUSPECT
     model: str = "tiny"
-    """Name of a preset."""
+    """Name of a preset; not given beside weights: the preset with their model."""
     weights: Path | None = None
-    """Directory with Hugging Face ``config.json`` and safetensors; replaces the random start."""
+    """Directory with Hugging Face ``config.json`` and safetensors; replaces the preset's model and the random start."""
     data: list[Path] = []
     """Text files; empty: the source text of Python's standard library."""
     tokenizer: Path | None = None
@@ -161,6 +162,42 @@ def load_preset(name: str) -> Preset:
     if "/" in name or not path.is_file():
         raise SpecError(f"unknown preset {name!r}: choose one of {', '.join(preset_names())}")
     return Preset.model_validate(tomllib.loads(path.read_text()))
+
+
+def choose_preset(spec: RunSpec, model: ModelConfig | None) -> RunSpec:
+    """The spec with the preset whose training shape it takes: with weights and no preset asked for, their own.
+
+    Args:
+        spec: what the user asked for.
+        model: read from ``--weights``.
+
+    Raises:
+        SpecError: no preset has the weights' model, and the spec names none.
+    """
+    if model is None or "model" in spec.model_fields_set:
+        return spec
+    name = next((name for name in preset_names() if _alike(load_preset(name).model, model)), None)
+    if name is None:
+        raise SpecError(
+            f"weights {spec.weights}: no preset has this model ({model.name}): "
+            "name the one whose batch, sequence and optimizer the run takes, with --model"
+        )
+    return spec.model_copy(update={"model": name})
+
+
+def model_name(spec: RunSpec, model: ModelConfig) -> str:
+    """What really runs: the preset, or the weights' model with the preset whose training shape it takes."""
+    alike = spec.weights is None or _alike(load_preset(spec.model).model, model)
+    return spec.model if alike else f"{model.name} (shape of {spec.model})"
+
+
+def _alike(one: ModelConfig, other: ModelConfig) -> bool:
+    """Whether they are one model, whatever its name and random start; some files hold their floats in fp32."""
+    mine, theirs = (m.model_dump(exclude={"name", "init_std"}) for m in (one, other))
+    return all(
+        math.isclose(value, theirs[name], rel_tol=1e-6) if isinstance(value, float) else value == theirs[name]
+        for name, value in mine.items()
+    )
 
 
 def resolve(spec: RunSpec, model: ModelConfig | None = None) -> tuple[ModelConfig, Training]:

@@ -33,7 +33,7 @@ from tandem.records import AttemptRow, RunRecords, RunRow
 from tandem.recovery import check_spool, finish, recover, spool_folder
 from tandem.spec import RunSpec
 from tandem.vocabulary import AttemptState, Role
-from tandem.worker_io import STOP, Bound, Failed, WorkerConfig, decode, encode
+from tandem.worker_io import STOP, Bound, Checked, Failed, Message, WorkerConfig, decode, encode
 
 LINGER_S = 20.0
 """How long the suspect may outlive the reference before it is ended."""
@@ -95,7 +95,8 @@ def run_local(spec: RunSpec, local: Local, stop: Stop | None = None) -> RunRecor
         TandemError: the inputs cannot be used; nothing was stored. Or the pair could not be
             set up; the run is stored as inconclusive.
     """
-    check_inputs(spec)
+    checked = check_inputs(spec)
+    spec = spec.model_copy(update={"model": checked.preset})
     check_spool(spool_folder())
     engine = connect(local.url)
     try:
@@ -105,7 +106,7 @@ def run_local(spec: RunSpec, local: Local, stop: Stop | None = None) -> RunRecor
         store.create_run(
             engine,
             RunRow(
-                run_id=run_id, created_at=time.time(), workload=spec.workload, kind=spec.kind, model=spec.model,
+                run_id=run_id, created_at=time.time(), workload=spec.workload, kind=spec.kind, model=checked.model,
                 synthetic=spec.fault is not None, reference_node=node, suspect_node=node,
                 spec=spec.model_dump(mode="json"), state="running",
             ),
@@ -131,8 +132,11 @@ def run_local(spec: RunSpec, local: Local, stop: Stop | None = None) -> RunRecor
         engine.dispose()
 
 
-def check_inputs(spec: RunSpec) -> None:
+def check_inputs(spec: RunSpec) -> Checked:
     """Have a worker process read everything that the spec names, before anything is stored.
+
+    Returns:
+        Which model and training shape these are.
 
     Raises:
         TandemError: the first thing that is wrong.
@@ -140,15 +144,15 @@ def check_inputs(spec: RunSpec) -> None:
     command = [sys.executable, "-m", "tandem_worker", "check"]
     done = subprocess.run(
         command,
-        input=json.dumps(spec.model_dump(mode="json")).encode(),
+        input=json.dumps(spec.model_dump(mode="json", exclude_unset=True)).encode(),
         capture_output=True,
         check=False,
         env=worker_environment(),
         start_new_session=True,  # Ctrl-C is the supervisor's: it stops the run once it has begun
     )
-    if done.returncode == 0:
-        return
     message = decode(done.stdout)
+    if isinstance(message, Checked):
+        return message
     if not isinstance(message, Failed):
         if b"No module named" in done.stderr:
             missing = done.stderr.decode(errors="replace").strip().splitlines()[-1]
@@ -168,7 +172,7 @@ class _Pair:
         self._workers: dict[Role, subprocess.Popen[bytes]] = {}
         self._killed: set[Role] = set()
         """Ended by this supervisor: how they ended says nothing about them."""
-        self._messages: queue.SimpleQueue[tuple[Role, Bound | Failed | ProgressEvent]] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[tuple[Role, Message | ProgressEvent]] = queue.SimpleQueue()
         self._readers: list[threading.Thread] = []
         self._log = home() / "log"
         self._log.mkdir(mode=0o700, exist_ok=True)
@@ -255,7 +259,7 @@ class _Pair:
         self.reason = "reference_not_listening"
         raise PairError(self.reason, f"the reference did not listen within {START_S:.0f} s")
 
-    def _take(self, timeout: float) -> Bound | Failed | ProgressEvent | None:
+    def _take(self, timeout: float) -> Message | ProgressEvent | None:
         """Handle one message of a worker."""
         try:
             role, message = self._messages.get(timeout > 0, timeout)

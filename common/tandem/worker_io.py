@@ -2,7 +2,7 @@
 
 To a worker: one `WorkerConfig` line, so that no secret is an argument; later perhaps ``stop``. Standard
 input then stays open: its end means that the supervisor died, and the worker ends. From a worker:
-`Bound`, progress events (`tandem.progress`), and at most one `Failed`.
+`Bound`, progress events (`tandem.progress`), and at most one `Failed`. A check answers `Checked` or `Failed`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,16 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
     exit_code: int = 2
 
 
-Message = Bound | Failed
+class Checked(msgspec.Struct, frozen=True, tag="checked"):
+    """All that the spec names can be used."""
+
+    preset: str
+    """Where the training shape comes from."""
+    model: str
+    """What really runs, for the run's row."""
+
+
+Message = Bound | Failed | Checked
 _DECODER: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 
 

@@ -22,6 +22,9 @@ from tandem.db.embedded import embedded_database
 from tandem.db.engine import connect, open_connection, parse
 from tandem.db.queries import list_runs, load_run
 from tandem.ids import new_run_id
+from tandem.spec import RunSpec
+from tandem.supervisor import check_inputs
+from tandem.worker_io import Checked
 
 Refused = Callable[..., str]
 UNUSED_PORT = 9
@@ -216,12 +219,20 @@ def test_weights_that_do_not_fit_are_refused(
 ):
     folder = write_weights(tmp_path / "model")
     damage(folder)
-    assert says in refused("--weights", folder, code=2)
+    assert says in refused("--weights", folder, "--model", "tiny", code=2)
 
 
 def test_tp_must_divide_what_the_weights_config_says(refused: Refused, tmp_path: Path):
     folder = write_weights(tmp_path / "model")
-    assert "tp 4 does not divide the KV heads (2)" in refused("--weights", folder, "--tp", "4", code=64)
+    says = refused("--weights", folder, "--model", "tiny", "--tp", "4", code=64)
+    assert "tp 4 does not divide the KV heads (2)" in says
+
+
+def test_weights_of_no_presets_model_need_one_for_the_training_shape(refused: Refused, tmp_path: Path):
+    """Whatever is then given, the run says which model it ran."""
+    folder = write_weights(tmp_path / "model")
+    assert "no preset has this model (llama-1l-32)" in refused("--weights", folder, code=64)
+    assert check_inputs(RunSpec(weights=folder, model="small")) == Checked("small", "llama-1l-32 (shape of small)")
 
 
 # -- the database ------------------------------------------------------------------------------------

@@ -21,11 +21,12 @@ def test_a_null_pair_on_smollm2_and_the_bible_matches(
     inputs: Path = tmp_path_factory.mktemp("real")
     weights = smollm2_dir(inputs)
     spec = RunSpec(
-        kind=Kind.NULL, model="smollm2-135m", weights=weights, tokenizer=weights / "tokenizer.json",
+        kind=Kind.NULL, weights=weights, tokenizer=weights / "tokenizer.json",
         data=[english_text(inputs)], tp=3, steps=2, batch=1, sequence=48, self_replays=2, replays=2,
     )  # fmt: skip
     records = run_local(spec, Local(url=database_url))
     assert records.run.verdict == Verdict.MATCH, records.run.sentence
+    assert (records.run.model, records.run.spec["model"]) == ("smollm2-135m", "smollm2-135m"), "found by its config"
     losses = [s.loss_reference for s in records.steps if s.step]
     assert losses == [s.loss_suspect for s in records.steps if s.step]
     # A model that knows English: far below the log of its vocabulary (10.8).

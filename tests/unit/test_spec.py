@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tandem.errors import SpecError
-from tandem.spec import RunSpec, validate
+from tandem.spec import ModelConfig, RunSpec, choose_preset, load_preset, model_name, preset_names, resolve, validate
 
 LIMITS = {
     "steps": (1, 2**31 - 1),
@@ -56,3 +57,34 @@ def test_a_duration_without_steps_runs_by_time(fields: dict[str, Any], steps: in
 def test_a_run_without_end_is_refused() -> None:
     with pytest.raises(SpecError, match="give steps or duration"):
         validate(RunSpec, {"steps": None}, "spec")
+
+
+WEIGHTS = Path("/weights")
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_weights_take_the_preset_that_has_their_model(name: str) -> None:
+    own = load_preset(name).model.model_copy(update={"name": "llama", "init_std": 1.0})
+    chosen = choose_preset(RunSpec(weights=WEIGHTS), own)
+    assert (chosen.model, model_name(chosen, own)) == (name, name)
+    assert resolve(chosen.model_copy(update={"tp": 1}), own)[1] == load_preset(name).training
+
+
+@pytest.mark.parametrize("field", sorted(set(ModelConfig.model_fields) - {"name", "init_std"}))
+def test_a_run_with_weights_of_another_model_is_never_called_like_a_preset(field: str) -> None:
+    tiny = load_preset("tiny").model
+    other = {"tied": not tiny.tied, "rope_scaling": {"factor": 8.0}, "sliding_window": 3}
+    value = other[field] if field in other else 2 * getattr(tiny, field)
+    model = tiny.model_copy(update={"name": "llama", field: value})
+    with pytest.raises(SpecError, match=r"no preset has this model \(llama\): name the one .* with --model"):
+        choose_preset(RunSpec(weights=WEIGHTS), model)
+    for asked in preset_names():
+        spec = RunSpec(weights=WEIGHTS, model=asked)
+        assert choose_preset(spec, model) == spec
+        assert model_name(spec, model) == f"llama (shape of {asked})"
+
+
+def test_without_weights_the_model_is_the_presets() -> None:
+    for spec in (RunSpec(), RunSpec(model="small")):
+        assert choose_preset(spec, None) == spec
+        assert model_name(spec, load_preset(spec.model).model) == spec.model

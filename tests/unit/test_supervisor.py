@@ -16,7 +16,7 @@ from tandem.recovery import check_spool, spool_folder
 from tandem.spec import RunSpec
 from tandem.supervisor import Local, Stop, _Pair, check_inputs, worker_environment
 from tandem.vocabulary import Role
-from tandem.worker_io import Failed
+from tandem.worker_io import Checked, Failed
 
 R, S = Role.REFERENCE, Role.SUSPECT
 OOM, CRASH, SEGFAULT = -9, 1, -11
@@ -83,7 +83,8 @@ def test_workers_do_not_inherit_what_opens_the_database(tandem_home: Path, monke
 
 
 def test_inputs_are_checked_by_a_worker_process(tmp_path: Path):
-    check_inputs(RunSpec())
+    assert check_inputs(RunSpec(duration=3)) == Checked("tiny", "tiny")
+    assert check_inputs(RunSpec(model="small")) == Checked("small", "small")
     with pytest.raises(UsageError, match="does not divide the KV heads"):
         check_inputs(RunSpec(tp=3))
     with pytest.raises(SetupError, match="missing"):
@@ -95,7 +96,7 @@ def test_the_process_that_checks_inputs_does_not_know_the_database(
 ):
     seen = tmp_path / "environment"
     broken = tmp_path / "python"
-    broken.write_text(f"#!/bin/sh\nenv > {seen}\n")
+    broken.write_text(f'#!/bin/sh\nenv > {seen}\necho \'{{"type":"checked","preset":"tiny","model":"x"}}\'\n')
     broken.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(broken))
     monkeypatch.setenv("TANDEM_DB", "postgresql://tandem:secret@db/tandem")

@@ -1,6 +1,6 @@
 """``python -m tandem_worker check|run``: what a supervisor starts; a spec or a `WorkerConfig` comes on standard input.
 
-``check`` reads everything that a spec names, without jax, and answers with nothing or one `Failed` line.
+``check`` reads everything that a spec names, without jax, and answers with one `Checked` or `Failed` line.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import json
 import sys
 
 from tandem.errors import TandemError
-from tandem.spec import RunSpec, validate
-from tandem.worker_io import Failed, encode
+from tandem.spec import RunSpec, model_name, validate
+from tandem.worker_io import Checked, Failed, encode
 
 
 def main() -> int:
@@ -29,10 +29,11 @@ def check() -> int:
     from tandem_worker.prepare import Inputs
 
     try:
-        Inputs(validate(RunSpec, json.loads(sys.stdin.read()), "spec"))
+        inputs = Inputs(validate(RunSpec, json.loads(sys.stdin.read()), "spec"))
     except TandemError as error:
         sys.stdout.buffer.write(encode(Failed("input", str(error), error.exit_code)))
         return error.exit_code
+    sys.stdout.buffer.write(encode(Checked(inputs.spec.model, model_name(inputs.spec, inputs.model))))
     return 0
 
 

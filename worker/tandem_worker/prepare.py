@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tandem.faults import FaultProfile, check_profile, load_profile
-from tandem.spec import ModelConfig, RunSpec, Training, resolve
+from tandem.spec import ModelConfig, RunSpec, Training, choose_preset, resolve
 from tandem.vocabulary import Role
 from tandem_worker.compiled import compiled_once
 from tandem_worker.data import TokenStream, open_data
@@ -27,7 +27,7 @@ class Inputs:
             TandemError: the first thing that is wrong, before any step.
         """
         config = read_config(spec.weights) if spec.weights else None
-        self.spec = spec
+        self.spec = spec = choose_preset(spec, config)
         self.model: ModelConfig
         self.training: Training
         self.model, self.training = resolve(spec, config)

@@ -27,7 +27,9 @@ def run(
     ] = None,
     workload: Annotated[Workload | None, typer.Option(help="What the pair runs.  [default: submodule]")] = None,
     kind: Annotated[Kind | None, typer.Option(help="Kind of the run.  [default: suspect]")] = None,
-    model: Annotated[str | None, typer.Option(metavar="PRESET", help="Model preset.  [default: tiny]")] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="PRESET", help="Model preset.  [default: tiny, or that of the weights]")
+    ] = None,
     weights: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Hugging Face config.json and safetensors to start from.")
     ] = None,
@@ -103,7 +105,8 @@ def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None) -> Run
     from tandem.supervisor import Local, Stop, run_local
 
     stop = Stop()
-    title = f"{spec.kind} · {spec.workload} · {spec.model} · TP {spec.tp} · {spec.sync}"
+    model = spec.model if spec.weights is None else f"weights {spec.weights.name}"
+    title = f"{spec.kind} · {spec.workload} · {model} · TP {spec.tp} · {spec.sync}"
     if spec.fault is not None:
         title += f" · synthetic: {spec.fault.name}"
     with database_url(db) as url, stop.on_interrupt(), Progress(console(stderr=True), title) as progress:
