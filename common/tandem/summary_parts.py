@@ -49,7 +49,7 @@ class Counts:
     mismatched_sites: int
     mismatched_elements: int
     severity_mean: float | None
-    """Mean of the finite non-zero relative differences, each row weighted by its elements that have one."""
+    """Mean of the finite non-zero relative differences: the rows' means, weighted by `with_severity`."""
     severity_median: float | None
     """Median of the rows' medians."""
     severity_max: float | None
@@ -190,7 +190,7 @@ def class_order(name: str) -> tuple[int, int, str]:
 
 
 def _severity(rows: list[MismatchRecord]) -> tuple[float | None, float | None, float | None]:
-    weighted = [(r.severity_mean, _with_severity(r)) for r in rows if r.severity_mean is not None]
+    weighted = [(r.severity_mean, with_severity(r)) for r in rows if r.severity_mean is not None]
     weight = sum(w for _, w in weighted)
     mean = sum(m * (w / weight) for m, w in weighted) if weight else None
     medians = [r.severity_median for r in rows if r.severity_median is not None]
@@ -198,8 +198,12 @@ def _severity(rows: list[MismatchRecord]) -> tuple[float | None, float | None, f
     return mean, median(medians) if medians else None, max(largest, default=None)
 
 
-def _with_severity(row: MismatchRecord) -> int:
-    """Elements of a row that have a finite relative difference; at least 1 where a mean was stored."""
+def with_severity(row: MismatchRecord) -> int:
+    """Elements of a row that have a finite relative difference; at least 1 where a mean was stored.
+
+    Exact unless an element is both NaN or infinite on the suspect and zero on the reference, which a row counts twice
+    (then it is too small), or a healthy reference's value was not finite (then too large): a row does not store it.
+    """
     return max(1, (row.mismatched or 0) - (row.zero_reference or 0) - (row.nonfinite or 0))
 
 

@@ -7,6 +7,7 @@ import random
 from dataclasses import asdict
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,7 +17,9 @@ from tandem.bounds import rate_bound, zero_bound
 from tandem.published import COLUMNS, NODES
 from tandem.records import ControlRecord, FaultRecord
 from tandem.sites import in_frequency
+from tandem.statistics import compare
 from tandem.summary import summarise, to_json
+from tandem.summary_parts import with_severity
 from tandem.tables import bound_lines, fault_lines, phase_module_table
 from tandem.vocabulary import Cause, ControlName, Role
 
@@ -92,6 +95,22 @@ def test_severity_lies_between_its_rows(records):
         means = [m.severity_mean for m in rows]
         assert min(means) * (1 - 1e-9) <= c.severity_mean <= max(means) * (1 + 1e-9)
         assert c.severity_max == max(m.severity_max for m in rows)
+
+
+@given(st.integers(0, 2**32), st.booleans())
+def test_a_row_weighs_as_many_elements_as_have_a_relative_difference(seed: int, overlap: bool):
+    """Exactly, unless an element is not finite where the reference is zero; then less, but never nothing."""
+    draw = np.random.default_rng(seed)
+    reference = draw.choice([0.0, 1.0, -2.0, 3.5], 40).astype(np.float32)
+    suspect = np.where(draw.random(40) < 0.5, draw.choice([0.0, 1.5, np.nan, np.inf], 40), reference).astype(np.float32)
+    if not overlap:
+        suspect = np.where((reference == 0) & ~np.isfinite(suspect), np.float32(7), suspect)
+    difference = compare(suspect, reference)
+    if difference is None or difference.severity_mean is None:
+        return
+    row = msgspec.structs.replace(sample_run(rows=1).mismatches[0], **difference.fields())
+    exact = int(((reference != 0) & np.isfinite(suspect) & (suspect != reference)).sum())
+    assert with_severity(row) == exact if not overlap else 1 <= with_severity(row) <= exact
 
 
 def test_a_match_states_its_bound_and_nothing_else_does():
