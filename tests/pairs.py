@@ -227,7 +227,8 @@ def _records(spec: RunSpec, run: UUID, found: list[Record], reference: Prepared,
     def of(kind: type) -> list:  # type: ignore[type-arg]
         rows = [r for r in found if isinstance(r, kind)]
         keys = [natural_key(r) for r in rows]
-        assert len(set(keys)) == len(keys), f"two rows with one natural key, of which the database keeps one: {keys}"
+        doubled = {key for key in keys if keys.count(key) > 1}
+        assert not doubled, f"two rows with one natural key, of which the database keeps one: {doubled}"
         return rows
 
     attempt = AttemptRow(

@@ -320,6 +320,7 @@ class ReferenceSession(_Session):
             frame, _ = self.reference.expect(f.SelfReplay, lambda x: x.when == when)
             if frame.repeats != self.prepared.spec.self_replays or frame.program not in known:
                 raise LinkError("protocol", "the suspect's self-replay is not the one that was asked for")
+            known.remove(frame.program)
             self.ledger.control(name, Role.SUSPECT, step, frame.program, frame.equal, repeats=frame.repeats)
 
     def _positive_control(self, step: int, name: ControlName) -> None:
@@ -406,8 +407,9 @@ class ReferenceSession(_Session):
             entries += frame.entries
             # Per program an entry per output, one of its operand, one of its kept inputs.
             most = self.plan.tp * sum(len(op.sites) + 2 for op in self.ops(step))
-            if not self.machine.chain.synthetic or len(entries) > most:
-                raise LinkError("protocol", "the suspect's fault log is longer than any step's")
+            places = {(e.op, e.output, e.rank, e.level) for e in entries}
+            if not self.machine.chain.synthetic or len(entries) > most or len(places) < len(entries):
+                raise LinkError("protocol", "the suspect's fault log is not one of this step")
 
     def _store_fault(self, step: int, entry: f.FaultEntry) -> None:
         ops = self.ops(step)
