@@ -20,6 +20,8 @@ from tandem.db.server import DATABASE, START_TIMEOUT_S, Server
 from tandem.errors import DatabaseError
 from tandem.home import home as default_home
 
+START_TRIES = 3
+"""Starts before a server that does not answer is an error."""
 _LOCK_TIMEOUT_S = START_TIMEOUT_S + 60
 
 
@@ -56,8 +58,15 @@ class _Place:
             ) from None
 
     def start(self) -> None:
-        self.server.start()
-        _ensure_database(self.server)
+        """Start the server; one that dies in the middle of it (killed, or still going down) is started again."""
+        for again in range(START_TRIES):
+            self.server.start()
+            try:
+                _ensure_database(self.server)
+                return
+            except DatabaseError:
+                if again == START_TRIES - 1:
+                    raise
 
     def status(self) -> Status:
         pid = self.server.pid()
