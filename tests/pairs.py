@@ -39,7 +39,9 @@ from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.build import build_chain
 from tandem_worker.model.init import random_parameters
 from tandem_worker.model.plan import make_plan
-from tandem_worker.session import Hooks, Prepared, ReferenceSession, SuspectSession
+from tandem_worker.session.common import Prepared
+from tandem_worker.session.reference import Hooks, ReferenceSession
+from tandem_worker.session.suspect import SuspectSession
 from tandem_worker.watchdog import Limits, Watchdog
 
 _CHAINS: dict[tuple[str, int, bool, frozenset[str], Role], Chain] = {}

@@ -58,7 +58,8 @@ def kept_bytes(plan: Plan, window: int) -> int:
 def _live(options: Options) -> list[Row]:
     use_devices(2 * options.tp)
     from pairs import run_pair
-    from tandem_worker.session import ReferenceSession, SuspectSession
+    from tandem_worker.session.reference import ReferenceSession
+    from tandem_worker.session.suspect import SuspectSession
 
     modes = [SyncMode(m) for block in shuffled_blocks(("none", "optimistic"), STEPS, options.seed) for m in block]
     peaks: dict[tuple[Role, int], float] = {}

@@ -34,7 +34,8 @@ def measure(options: Options) -> list[Row]:
     """A whole pair in this process over the real link, its sink on the embedded database; every step corrupts."""
     use_devices(2 * options.tp)
     from pairs import run_pair
-    from tandem_worker.session import ReferenceSession, SuspectSession
+    from tandem_worker.session.reference import ReferenceSession
+    from tandem_worker.session.suspect import SuspectSession
 
     with as_file(files("tandem").joinpath("fault_profiles", f"{PROFILE}.toml")) as path:
         profile = load_profile(path)

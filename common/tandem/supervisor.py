@@ -240,13 +240,13 @@ class _Pair:
             reader.join(READ_S)
 
     def _ask_to_stop(self) -> None:
-        stdin = self._workers[Role.REFERENCE].stdin
-        assert stdin is not None
-        try:
-            stdin.write(STOP)
-            stdin.flush()
-        except BrokenPipeError:
-            pass  # it has ended already
+        for worker in self._workers.values():
+            assert worker.stdin is not None
+            try:
+                worker.stdin.write(STOP)
+                worker.stdin.flush()
+            except BrokenPipeError:
+                pass  # it has ended already
 
     def _endpoint(self) -> str | None:
         deadline = time.monotonic() + START_S

@@ -16,7 +16,8 @@ from tandem.verdict import decide
 from tandem.vocabulary import Cause, Role, SyncMode, Verdict
 from tandem_worker.link import frames as f
 from tandem_worker.link.tensors import pack
-from tandem_worker.session import ReferenceSession, SuspectSession
+from tandem_worker.session.reference import ReferenceSession
+from tandem_worker.session.suspect import SuspectSession
 
 LINK_OWN = (f.Attach, f.Attached, f.Ack, f.Heartbeat, f.Chunk, f.Refuse)
 

@@ -16,8 +16,11 @@ from tandem.spec import RunSpec
 from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, SyncMode, Verdict
 from tandem_worker.link import frames as f
+from tandem_worker.link.words import peer_reason
 from tandem_worker.lockstep import reference as reference_module
-from tandem_worker.session import ReferenceSession, SuspectSession
+from tandem_worker.lockstep.inbox import StopRequested
+from tandem_worker.session.reference import ReferenceSession
+from tandem_worker.session.suspect import SuspectSession
 
 MODES = (SyncMode.DIGEST, SyncMode.OPTIMISTIC, SyncMode.FULL)
 SETTINGS: dict[str, Any] = {"self_replays": 2, "replays": 2}
@@ -40,6 +43,25 @@ def found(records: RunRecords, cause: Cause = Cause.COMPUTE) -> dict[tuple[int, 
 def clean_end(outcome: Outcome) -> None:
     assert not outcome.errors
     assert outcome.reason == "completed"
+
+
+def test_a_suspect_that_is_asked_to_stop_ends_the_pair_after_its_step() -> None:
+    """Its pod is to go: both drain, run the end controls, and what was compared counts."""
+
+    def stop(_: ReferenceSession, suspect: SuspectSession) -> None:
+        begin = suspect.progress.begin_step
+
+        def begin_step(step: int) -> None:
+            begin(step)
+            if step == 2:
+                suspect.inbox.queue.put(StopRequested("stopped"))
+
+        suspect.progress.begin_step = begin_step  # type: ignore[method-assign]
+
+    outcome = run_pair(RunSpec(steps=1000, **SETTINGS), tamper=stop)
+    assert (outcome.errors, outcome.reason) == ({}, "stopped")
+    assert decide(outcome.records).verdict is Verdict.MATCH
+    assert len(outcome.records.steps) == 3
 
 
 @pytest.mark.slow
@@ -450,8 +472,8 @@ def test_a_suspect_that_falls_silent_in_lock_step_ends_by_name() -> None:
 
 @pytest.mark.parametrize("reason", ["completed", "stopped", "", "x" * 200, "a\nb", "<script>", "Ok fine"])
 def test_a_suspects_goodbye_cannot_claim_a_regular_end(reason: str) -> None:
-    assert reference_module.peer_reason(reason) == "peer_left"
-    assert reference_module.peer_reason("half_open_link") == "half_open_link"
+    assert peer_reason(reason) == "peer_left"
+    assert peer_reason("half_open_link") == "half_open_link"
 
 
 @pytest.mark.parametrize("options", [{"tp": 1}, {"compute": "float32"}, {"tp": 1, "compute": "float32"}])

@@ -144,11 +144,12 @@ def test_the_demo_shows_both_halves_and_their_reports(home: Home, tmp_path: Path
 class Interrupted:
     """A command without an end of its own, and its progress lines."""
 
-    def __init__(self, home: Home, *command: object) -> None:
+    def __init__(self, home: Home, *command: object, until: str = r"^[\d,]+(/[\d,]+)?, .*sites") -> None:
         self.home = home
         command = command or ("run", "--kind", "null", "--duration", 3600, "--json")
         self.process: subprocess.Popen[str] = home.command(*command)
         self.lines: list[str] = []
+        self._until = until
         self._stepping = threading.Event()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -172,7 +173,7 @@ class Interrupted:
         with self.process.stderr as errors:
             for line in errors:
                 self.lines.append(line)
-                if re.match(r"[\d,]+(/[\d,]+)?, .*sites", line):
+                if re.search(self._until, line):
                     self._stepping.set()
         self._stepping.set()
 
@@ -190,6 +191,17 @@ def test_the_first_ctrl_c_ends_the_run_with_its_controls_and_a_verdict(home: Hom
     ends = {(c.name, c.role) for c in records.controls}
     assert {(ControlName.SELF_REPLAY_END, role) for role in Role} <= ends
     assert (ControlName.POSITIVE_END, Role.SUSPECT) in ends
+
+
+def test_ctrl_c_before_the_first_step_does_not_wait_for_the_compiler(home: Home):
+    """Neither side takes messages while it compiles: of a batch that no other test compiles."""
+    run = Interrupted(home, "run", "--kind", "null", "--batch", 3, "--duration", 3600, "--json", until="compiling")
+    run.wait_for_steps()
+    run.process.send_signal(signal.SIGINT)
+    code, out = run.end()
+    result = json.loads(out)
+    assert (code, result["verdict"], result["reason"]) == (2, "inconclusive", "stopped_early")
+    assert result["steps_compared"] == 0
 
 
 def test_the_second_ctrl_c_kills_it(home: Home):

@@ -46,7 +46,7 @@ class Inputs:
 
 
 def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Callable[[], None]) -> Any:
-    """Compile and load; returns a `tandem_worker.session.Prepared`.
+    """Compile and load; returns a `Prepared`.
 
     Args:
         spec: the run.
@@ -63,7 +63,7 @@ def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Call
     from tandem_worker.model.build import build_chain
     from tandem_worker.model.init import place, random_parameters
     from tandem_worker.model.weights import load_parameters
-    from tandem_worker.session import Prepared
+    from tandem_worker.session.common import Prepared
 
     inputs = Inputs(spec)
 

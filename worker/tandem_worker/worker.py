@@ -114,7 +114,7 @@ class Worker:
     def _lead(self, prepared: Any) -> int:
         from tandem.db.sink import Sink
         from tandem_worker.lockstep.ledger import Ledger
-        from tandem_worker.session import Hooks, ReferenceSession
+        from tandem_worker.session.reference import Hooks, ReferenceSession
 
         config, channel = self.config, self.channel
         assert config.database is not None
@@ -141,7 +141,7 @@ class Worker:
         return POD_EXIT_MISMATCH if self.ledger.findings else POD_EXIT_MATCH
 
     def _follow(self, prepared: Any) -> int:
-        from tandem_worker.session import SuspectSession
+        from tandem_worker.session.suspect import SuspectSession
 
         assert self.channel is not None
         session = SuspectSession(prepared, self.channel, self.inbox, self.progress)
@@ -189,13 +189,20 @@ class Worker:
     def _listen(self) -> None:
         while line := sys.stdin.buffer.readline():
             if line == STOP:
-                self.inbox.queue.put(StopRequested("stopped"))
+                self._asked_to_stop()
         # The supervisor is gone: nobody waits for this attempt. What was put is in the database or in the spool.
         if self.channel is not None:
             self.channel.say_bye("supervisor_gone")
         if self.sink is not None:
             self.sink.flush(2.0)
         os._exit(POD_EXIT_INCONCLUSIVE)
+
+    def _asked_to_stop(self) -> None:
+        """End normally after the current step; at once while nothing can have been compared yet."""
+        if self.progress.look().activity is Activity.STARTING:
+            # The main thread compiles or loads, for minutes perhaps, and takes no messages meanwhile.
+            os._exit(self.fail("stopped_early", "stopped before anything was compared", 2))
+        self.inbox.queue.put(StopRequested("stopped"))
 
     # -- telling ---------------------------------------------------------------------------------
 

@@ -311,33 +311,20 @@ def _call(command: list[Path | str], account: Account) -> str | None:
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         try:
-            if account.switch:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd="/",
-                    env=environment,
-                    start_new_session=True,
-                    check=False,
-                    user=account.uid,
-                    group=account.gid,
-                    extra_groups=[],
-                    umask=0o077,
-                )
-            else:
-                done = subprocess.run(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    cwd="/",
-                    env=environment,
-                    start_new_session=True,
-                    check=False,
-                    umask=0o077,
-                )
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd="/",
+                env=environment,
+                start_new_session=True,
+                check=False,
+                user=account.uid if account.switch else None,
+                group=account.gid if account.switch else None,
+                extra_groups=[] if account.switch else None,
+                umask=0o077,
+            )
         except OSError as error:
             return f"{command[0]}: {error.strerror}"
         output.seek(0)

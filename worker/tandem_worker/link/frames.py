@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta
 
 from tandem.vocabulary import Role, SyncMode
+from tandem_worker.link.words import printable
 
 PROTOCOL = 1
 """Version of the frames; sides that differ refuse each other by name."""
@@ -154,9 +155,9 @@ class Hello(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Welcome(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
-    parity: Parity
-    version: Word = ""
-    nonce: Word = ""
+    """The reference's answer to a `Hello` whose parity equals its own."""
+
+    version: Word
 
 
 class KnownReduction(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -173,7 +174,6 @@ class Begin(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 
     step: Step
     sync: SyncMode
-    window: Annotated[int, Meta(ge=1, le=2**20)]
 
 
 class Ready(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -328,7 +328,7 @@ class PositiveControl(_Frame, frozen=True, tag=True, forbid_unknown_fields=True)
 
 
 class Stop(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The sender was asked to stop: drain, run the end controls and close."""
+    """The suspect was asked to stop: the reference drains, runs the end controls and closes."""
 
     reason: Word
 
@@ -343,7 +343,6 @@ class Close(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     reason: Word
     steps: Count = 0
     mismatches: Count = 0
-    verdict: Word = ""
 
 
 class Bye(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -361,11 +360,6 @@ Frame: TypeAlias = (
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
 _HEX = frozenset("0123456789abcdef")
-
-
-def printable(text: str, limit: int = 200) -> str:
-    """A peer's text made harmless for a log or terminal: one line, no control characters, at most ``limit`` long."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text[: 4 * limit].split()))[:limit]
 
 
 def encode(frame: Frame) -> bytes:

@@ -24,11 +24,11 @@ from tandem_worker.link.frames import (
     Refuse,
     Tensor,
     decode,
-    printable,
 )
 from tandem_worker.link.mailbox import Mailbox
 from tandem_worker.link.state import Clock, PeerState, Progress
 from tandem_worker.link.tensors import Assembler
+from tandem_worker.link.words import printable
 
 _ACK_FRAMES, _ACK_BYTES, _ACK_S = 64, 8 << 20, 0.1
 """What has arrived is acknowledged after this many frames, bytes or seconds, whichever comes first."""

@@ -6,7 +6,6 @@ or a tensor of a site before it has the suspect's digests of that site.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -15,10 +14,12 @@ import numpy as np
 from tandem.errors import LinkError, PairError
 from tandem.records import MismatchRecord
 from tandem.statistics import compare
-from tandem.vocabulary import Cause, ReplayClass, SyncMode
+from tandem.vocabulary import Cause, SyncMode
 from tandem_worker.chain import Op
 from tandem_worker.link import frames as f
 from tandem_worker.link.state import Activity
+from tandem_worker.link.words import peer_reason, printable
+from tandem_worker.lockstep.classify import classify
 from tandem_worker.lockstep.ledger import Ledger
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.side import F, Side
@@ -29,26 +30,6 @@ D = TypeVar("D", f.InputDigests, f.ReplayDigests)
 
 TRIES = 3
 """How often a tensor that arrives changed is asked for again, and an input repaired, before the pair ends."""
-
-
-def peer_reason(reason: str) -> str:
-    """A suspect's reason for leaving as a stable name; what is none, or claims a regular end, is ``peer_left``."""
-    named = re.fullmatch(r"[a-z][a-z0-9_]{0,60}(:[A-Za-z0-9_.,;\[\] -]{1,80})?", reason)
-    return reason if named and reason not in ("completed", "stopped") else "peer_left"
-
-
-def classify(original: np.ndarray, reference: np.ndarray, replays: list[np.ndarray]) -> tuple[ReplayClass, int]:
-    """Replay class of one tensor from its digests (each u32 [2]), and how many replays were right."""
-    if not replays:
-        return ReplayClass.NOT_REPLAYED, 0
-    right = sum(bool(np.array_equal(lanes, reference)) for lanes in replays)
-    if right == len(replays):
-        return ReplayClass.TRANSIENT, right
-    if right:
-        return ReplayClass.INTERMITTENT, right
-    if all(np.array_equal(lanes, original) for lanes in replays):
-        return ReplayClass.PERSISTENT, 0
-    return ReplayClass.ERRATIC, 0
 
 
 class Reference(Side):
@@ -112,8 +93,10 @@ class Reference(Side):
                 if len(self._answers) >= self._expected_answers:
                     raise LinkError("protocol", "the suspect answers more than it was asked")
                 self._answers.append((frame, payload))
+            case f.Stop():
+                self.inbox.stop_reason = self.inbox.stop_reason or "stopped"
             case f.Bye(reason=reason):
-                raise PairError(peer_reason(reason), f"the suspect ended the run: {f.printable(reason)}")
+                raise PairError(peer_reason(reason), f"the suspect ended the run: {printable(reason)}")
             case _:
                 pass  # of an older generation, or an answer that is no longer awaited
 

@@ -70,8 +70,6 @@ class Suspect(Side):
                     self._mismatch = frame
             case f.Tensor(purpose="full", step=step, op=op) if step == self.step_number and payload is not None:
                 self._received[op, frame.index, frame.rank] = (payload, frame.digest)
-            case f.Stop(reason=reason):
-                self.inbox.stop_reason = self.inbox.stop_reason or reason
             case f.Resend(purpose=purpose, index=index, rank=rank, step=step, generation=generation):
                 if (step, generation) == (self.step_number, self.generation) and self.pending:
                     send_tensor(self, self.pending[0], purpose, index, rank)

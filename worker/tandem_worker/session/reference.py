@@ -1,7 +1,4 @@
-"""One attempt from a worker's point of view: prepare, shake hands, step, control, close.
-
-`ReferenceSession` leads; `SuspectSession` follows what the reference's frames say.
-"""
+"""The reference's session: leads the attempt and writes its rows."""
 
 from __future__ import annotations
 
@@ -14,186 +11,21 @@ import numpy as np
 
 from tandem.errors import LinkError, ParityError
 from tandem.records import FaultRecord, StepRecord
-from tandem.spec import RunSpec
 from tandem.vocabulary import ControlName, Role, SyncMode
 from tandem_worker import parity
-from tandem_worker.chain import Op
-from tandem_worker.data import TokenStream
 from tandem_worker.link import frames as f
 from tandem_worker.link.channel import Channel
-from tandem_worker.link.state import Activity, Progress
+from tandem_worker.link.state import Progress
+from tandem_worker.link.words import printable
 from tandem_worker.lockstep import controls
 from tandem_worker.lockstep.inbox import Inbox
 from tandem_worker.lockstep.ledger import Ledger
-from tandem_worker.lockstep.machine import Execution, Machine
+from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.reference import Reference
-from tandem_worker.lockstep.side import Settings, Side
-from tandem_worker.lockstep.suspect import Suspect
-from tandem_worker.lockstep.transfer import send_value
-from tandem_worker.model.init import step_inputs
+from tandem_worker.session.common import GRAD_NORM, LOSS, Prepared, Session
 
-LOSS, GRAD_NORM = "fwd.head.reduced.loss", "update.optimizer.grad_norm"
 REFUSAL_S = 5.0
 """How long the reason of a refusal may take to arrive."""
-FAULTS_PER_FRAME = 2000
-"""Entries of one FaultLog frame: stays far below the largest frame."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A worker that is ready for the handshake."""
-
-    spec: RunSpec
-    machine: Machine
-    data: TokenStream
-    parity: dict[str, str]
-    steps: int | None
-    attempt: int
-
-    @property
-    def settings(self) -> Settings:
-        spec = self.spec
-        return Settings(
-            window=spec.window, replays=spec.replays, replay_budget=spec.replay_budget,
-            self_replays=spec.self_replays, seed=spec.seed, row_cap=spec.row_cap,
-        )  # fmt: skip
-
-
-class _Session:
-    """What both sides' sessions share."""
-
-    side: Side
-
-    def __init__(self, prepared: Prepared, channel: Channel, inbox: Inbox, progress: Progress) -> None:
-        self.prepared, self.channel, self.inbox, self.progress = prepared, channel, inbox, progress
-        self.machine = prepared.machine
-        self.plan = prepared.machine.plan
-        self.seed = prepared.spec.seed
-
-    def ops(self, step: int) -> tuple[Op, ...]:
-        return self.plan.ops if step else self.plan.initial
-
-    def load(self, step: int) -> None:
-        """Clear the last step's slots and fill this one's inputs."""
-        self.machine.end_step()
-        tokens, targets = self.prepared.data.batch(step)
-        self.machine.slots.update(step_inputs(tokens, targets, step, self.machine.chain.mesh))
-        op, self.control_output = controls.control_site(self.plan, self.seed, step)
-        self.side.kept_op, self.side.kept = op.index, None
-        self.machine.keep |= {op.outputs[self.control_output], LOSS, GRAD_NORM}
-
-    def self_replay(self, step: int, when: str) -> list[controls.SelfReplay]:
-        first = controls.START if when == "start" else controls.END
-        with self.progress.during(Activity.REPLAYING, f"self-replay at {when}"):
-            if when == "start":
-                self.load(1)
-            return controls.self_replay(self.machine, step, self.prepared.spec.self_replays, first)
-
-    def scalar(self, slot: str) -> float | None:
-        """Value of a scalar slot on rank 0; None if the step has not computed it."""
-        return float(np.asarray(self.machine.slots[slot])[0]) if slot in self.machine.slots else None
-
-
-class SuspectSession(_Session):
-    """Follows the reference."""
-
-    def __init__(self, prepared: Prepared, channel: Channel, inbox: Inbox, progress: Progress) -> None:
-        super().__init__(prepared, channel, inbox, progress)
-        self.side = self.suspect = Suspect(self.machine, channel, inbox, progress, prepared.settings, time.monotonic)
-
-    def run(self) -> f.Close:
-        """Run the attempt; returns the reference's closing frame.
-
-        Raises:
-            PairError: parity, link or protocol ended it early.
-        """
-        self._shake_hands()
-        self._report_self_replay(1, "start")
-        last = 0
-        while True:
-            with self.progress.waiting("begin"):
-                frame, _ = self.suspect.expect_any(f.Begin, f.Finish, f.Close)
-            match frame:
-                case f.Begin(step=step, sync=sync):
-                    self._step(step, sync)
-                    last = step
-                    if step == 1:
-                        self._positive_control(step)
-                case f.Finish() if last:
-                    self._positive_control(last)
-                    self._report_self_replay(last, "end")
-                case f.Finish():
-                    pass  # nothing was compared; the reference expects no controls of it
-                case f.Close():
-                    self.channel.send(f.Bye(reason=frame.reason))
-                    return frame
-
-    def _shake_hands(self) -> None:
-        self.channel.send(
-            f.Hello(
-                role=Role.SUSPECT,
-                version=self.prepared.parity["tandem"],
-                parity=self.prepared.parity,
-                devices=[str(device) for device in self.machine.chain.mesh.devices.flat],
-            )
-        )
-        with self.progress.waiting("handshake"):
-            frame, _ = self.suspect.expect_any(f.Welcome, f.Refuse)
-        if isinstance(frame, f.Refuse):
-            raise LinkError(f"{frame.reason}:{frame.field}" if frame.field else frame.reason, frame.message)
-        self.channel.send(f.KnownReduction(lanes=controls.known_reduction(self.machine, self.seed)))
-
-    def _report_self_replay(self, step: int, when: str) -> None:
-        for result in self.self_replay(max(step, 1), when):
-            self.channel.send(
-                f.SelfReplay(
-                    when="start" if when == "start" else "end", program=result.program,
-                    repeats=result.repeats, equal=result.equal, lanes=result.lanes.astype("<u4").tobytes(),
-                )
-            )  # fmt: skip
-
-    def _step(self, step: int, sync: SyncMode) -> None:
-        if step:
-            self.load(step)
-        self.channel.send(f.Ready(step=step))
-        self.progress.begin_step(step)
-        started, self.suspect.waited_s = time.monotonic(), 0.0
-        self.suspect.step(step, sync, self.ops(step))
-        busy = time.monotonic() - started - self.suspect.waited_s
-        entries = self.suspect.faults
-        for i in range(0, len(entries), FAULTS_PER_FRAME):
-            self.channel.send(f.FaultLog(step=step, entries=entries[i : i + FAULTS_PER_FRAME]))
-        self.channel.send(
-            f.StepDone(
-                step=step, loss=self.scalar(LOSS),
-                grad_norm=self.scalar(GRAD_NORM), busy_s=max(busy, 0.0),
-            )
-        )  # fmt: skip
-        self.progress.end_step(busy)
-
-    def _positive_control(self, step: int) -> None:
-        """Send a copy of one stored site per rank with one bit flipped."""
-        execution = self.suspect.kept
-        if execution is None:
-            return  # the reference notices: its own is missing too, or the control never arrives
-        with self.progress.during(Activity.REPLAYING, "positive control"):
-            output = self.control_output
-            agrees = controls.digest_agrees(self.machine, execution, output)
-            slot, array = execution.op.outputs[output], execution.outputs[output]
-            for rank in range(self.plan.tp):
-                value = self.machine.shard(array, rank)
-                element, bit = controls.control_bit(
-                    self.seed, self.prepared.attempt, step, rank, value.size, 8 * value.dtype.itemsize
-                )
-                copy = controls.flipped_copy(value, element, bit)
-                self.channel.send(
-                    f.PositiveControl(
-                        step=step, op=execution.op.index, output=output, rank=rank, digest_ok=agrees
-                    )
-                )  # fmt: skip
-                send_value(
-                    self.suspect, execution, "control", output, rank, copy, self.machine.digest_value(slot, copy)
-                )
 
 
 @dataclass(frozen=True)
@@ -208,7 +40,7 @@ class Hooks:
     """Bytes on the link so far, both ways."""
 
 
-class ReferenceSession(_Session):
+class ReferenceSession(Session):
     """Leads the attempt and writes its rows."""
 
     def __init__(
@@ -280,7 +112,7 @@ class ReferenceSession(_Session):
     def _shake_hands(self) -> None:
         with self.progress.waiting("handshake"):
             hello, _ = self.reference.expect(f.Hello, lambda _: True)
-        self.devices = [f.printable(device) for device in hello.devices]
+        self.devices = [printable(device) for device in hello.devices]
         mine, theirs = self.prepared.parity, hello.parity
         for name in dict.fromkeys([*mine, *theirs]):
             same = name in mine and mine[name] == theirs.get(name)
@@ -293,7 +125,7 @@ class ReferenceSession(_Session):
             error = ParityError(field, mine.get(field, "(absent)"), theirs.get(field, "(absent)"))
             self._refuse(f.Refuse(reason="parity", field=field, message=str(error)))
             raise error
-        self.channel.send(f.Welcome(parity={}, version=mine["tandem"]))
+        self.channel.send(f.Welcome(version=mine["tandem"]))
         own = controls.known_reduction(self.machine, self.seed)
         frame, _ = self.reference.expect(f.KnownReduction, lambda _: True)
         same = frame.lanes == own
@@ -369,7 +201,7 @@ class ReferenceSession(_Session):
         sync = self.hooks.schedule(step)
         if step:
             self.load(step)
-        self.channel.send(f.Begin(step=step, sync=sync, window=self.prepared.spec.window))
+        self.channel.send(f.Begin(step=step, sync=sync))
         self.reference.expect(f.Ready, lambda x: x.step == step)
         self.progress.begin_step(step)
         started, self.reference.waited_s, self.reference.window_max = time.monotonic(), 0.0, 0
