@@ -14,11 +14,10 @@ from tandem import formats
 from tandem import summary_parts as parts
 from tandem.records import MismatchRecord, RunRecords, RunRow
 from tandem.sites import in_frequency
-from tandem.summary_json import to_json
 from tandem.summary_parts import Bound, ControlLine, Counts, FaultTruth, MapRow, StepPoint
 from tandem.vocabulary import AttemptState, Cause, ReplayClass, Verdict, Workload
 
-__all__ = ["Bound", "ControlLine", "Counts", "FaultTruth", "MapRow", "RunSummary", "StepPoint", "summarise", "to_json"]
+__all__ = ["Bound", "ControlLine", "Counts", "FaultTruth", "MapRow", "RunSummary", "StepPoint", "summarise"]
 
 
 @dataclass(frozen=True)

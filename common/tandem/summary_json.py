@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandem.records import MismatchRecord
+from tandem.summary import RunSummary
 from tandem.summary_parts import Bound, Counts, FaultTruth
-
-if TYPE_CHECKING:
-    from tandem.summary import RunSummary
 
 
 def to_json(s: RunSummary) -> dict[str, Any]:

@@ -20,7 +20,8 @@ import psutil
 import pytest
 
 from tandem.db import embedded, server
-from tandem.db.engine import check, connect, open_connection
+from tandem.db.check import check
+from tandem.db.engine import connect, open_connection
 from tandem.db.leases import Lease, exclusive, holders
 from tandem.errors import DatabaseError, SetupError
 from tandem.home import home

@@ -23,7 +23,8 @@ from sqlalchemy.schema import SchemaItem
 from db_samples import make_run, run_row, scalar, some_records
 from tandem.cli.app import main
 from tandem.db import migrate, store
-from tandem.db.engine import check, connect, one_line, open_connection
+from tandem.db.check import check
+from tandem.db.engine import connect, one_line, open_connection
 from tandem.db.models import PARTITIONED, Base
 from tandem.db.partitions import Month, created, drop_partitions_older_than, ensure_partitions
 from tandem.db.sink import Sink
@@ -122,7 +123,7 @@ def test_a_message_that_repeats_the_password_is_cleaned() -> None:
 
 
 def test_an_old_server_is_refused(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tandem.db.engine.MINIMUM_SERVER", 99)
+    monkeypatch.setattr("tandem.db.check.MINIMUM_SERVER", 99)
     with pytest.raises(DatabaseError, match="Tandem needs 99 or newer"):
         check(database_url)
 

@@ -18,7 +18,8 @@ from tandem.published import COLUMNS, NODES
 from tandem.records import ControlRecord, FaultRecord
 from tandem.sites import in_frequency
 from tandem.statistics import compare
-from tandem.summary import summarise, to_json
+from tandem.summary import summarise
+from tandem.summary_json import to_json
 from tandem.summary_parts import with_severity
 from tandem.tables import bound_lines, fault_lines, phase_module_table
 from tandem.vocabulary import Cause, ControlName, Role

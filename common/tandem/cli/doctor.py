@@ -234,7 +234,7 @@ def database_check(db: str | None, *, start: bool) -> Check:
     name = "database"
     try:
         if db:
-            from tandem.db.engine import check
+            from tandem.db.check import check
 
             check(db)
             return Check(name, "ok", "the given PostgreSQL answers and its schema is up to date")

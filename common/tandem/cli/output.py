@@ -99,7 +99,7 @@ def database(url: str | None) -> Iterator[Engine]:
 def database_url(url: str | None) -> Iterator[str]:
     """As `database`, but the URL: for what opens its own connections."""
     if url:
-        from tandem.db.engine import check
+        from tandem.db.check import check
 
         check(url)
         yield url

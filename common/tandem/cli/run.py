@@ -117,7 +117,8 @@ def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None) -> Run
 def report(records: RunRecords, *, as_json: bool) -> int:
     """Print the verdict with its table; returns the exit code."""
     from tandem.progress import closing_lines
-    from tandem.summary import summarise, to_json
+    from tandem.summary import summarise
+    from tandem.summary_json import to_json
 
     summary = summarise(records)
     if as_json:

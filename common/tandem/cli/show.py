@@ -9,7 +9,8 @@ from tandem.summary import RunSummary
 
 def show(run: RunArgument, db: DbOption = None, json: JsonOption = False) -> None:
     """Show what a run found, and what it did not check."""
-    from tandem.summary import summarise, to_json
+    from tandem.summary import summarise
+    from tandem.summary_json import to_json
 
     with database(db) as engine:
         summary = summarise(load(engine, run))

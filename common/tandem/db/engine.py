@@ -1,4 +1,4 @@
-"""Connections: one way to open a database, and a check that names what is wrong with it."""
+"""Connections: one way to open a database, and one line for what is wrong with it."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ from typing import Any
 from urllib.parse import unquote
 
 import psycopg
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from tandem.errors import DatabaseError
 
-MINIMUM_SERVER = 16
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 60
 
@@ -92,33 +91,6 @@ def open_connection(url: str, *, statement_timeout_s: float = STATEMENT_TIMEOUT_
         psycopg.OperationalError: the server does not answer.
     """
     return psycopg.connect(conninfo(url), **connect_arguments(statement_timeout_s))
-
-
-def check(url: str) -> None:
-    """Make sure that the database can take records: reachable, new enough, schema at head.
-
-    Raises:
-        DatabaseError: one line with the cause and the mend.
-    """
-    from tandem.db import migrate
-
-    engine = connect(url)
-    try:
-        with engine.connect() as conn:
-            version = int(conn.scalar(text("SHOW server_version_num")) or 0)
-            if version < MINIMUM_SERVER * 10_000:
-                raise DatabaseError(
-                    f"the database is PostgreSQL {version // 10_000}, Tandem needs {MINIMUM_SERVER} or newer: "
-                    "upgrade the server, or leave --db out to use the embedded one"
-                )
-            if conn.scalar(text("SELECT pg_is_in_recovery()")):
-                raise DatabaseError("the database is a read-only standby: give the URL of its primary")
-            found = migrate.revision_of(conn)
-        migrate.require_head(found)
-    except DBAPIError as error:
-        raise unreachable(url, error) from None
-    finally:
-        engine.dispose()
 
 
 def unreachable(url: str, error: BaseException) -> DatabaseError:
