@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from datetime import datetime
@@ -343,13 +342,10 @@ def test_ctrl_c_is_tidy(home: Path) -> None:
     assert err.decode().strip() == "interrupted"
 
 
-def test_help_is_fast_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom tandem.cli.app import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('sqlalchemy', 'pyarrow', 'jinja2', 'jax', 'numpy', 'psycopg') if m in sys.modules])"
     )
-    start = time.process_time(), os.times().children_user
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
-    # Processor time, not wall time: other tests run beside this one.
-    assert os.times().children_user - start[1] < 2.0
