@@ -7,6 +7,7 @@ input then stays open: its end means that the supervisor died, and the worker en
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,21 @@ from tandem.vocabulary import Role
 
 STOP = b"stop\n"
 """Drain, run the end controls and close normally."""
+
+LINK_FOLDER = "/etc/tandem/link"
+"""In a pod: the link's keys, as files named by `KeyFile`."""
+DATABASE_FOLDER = "/etc/tandem/database"
+"""In the reference's pod, and nowhere else: the file ``uri`` with the database's URL."""
+HOME_FOLDER = "/var/lib/tandem"
+"""In a pod: where the spool lies."""
+
+
+class KeyFile(StrEnum):
+    """Files of a side's link keys (Z85)."""
+
+    OWN_PUBLIC = "own.public"
+    OWN_SECRET = "own.secret"  # noqa: S105 - a file's name
+    PEER_PUBLIC = "peer.public"
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,0 +1,346 @@
+"""Which two nodes run a pair: likeness first, then idle, then spread. Pure.
+
+Nothing is left out silently: every node that could have been meant and was not chosen comes with its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tandem.pairing import nodes as n
+from tandem.pairing.nodes import Node, PodUse
+from tandem.pairing.policy import Policy
+from tandem.pairrun.spec import Device, PairRunSpec
+from tandem.pairrun.status import PassedOver
+from tandem.vocabulary import Kind, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A live run's hold on its two nodes."""
+
+    pairrun: str
+    """Namespace and name."""
+    suspect: str
+    reference: str
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What pairing looks at besides the request."""
+
+    nodes: Sequence[Node]
+    usage: Mapping[str, Sequence[PodUse]]
+    """Pods by node."""
+    claims: Sequence[Claim] = ()
+    """Of all other live runs."""
+    tried: Mapping[str, int] = field(default_factory=dict)
+    """Reference node -> attempts of this run on it that said nothing."""
+    used_before: frozenset[str] = frozenset()
+    """References that this suspect was already compared with; a swap takes another."""
+    served: Mapping[str, int] = field(default_factory=dict)
+    """Node -> runs that it served as a reference lately; fewer first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pairing:
+    """Two nodes, why these, and why no others."""
+
+    suspect: Node
+    reference: Node
+    suspect_reason: str
+    reference_reason: str
+    device: Device
+    devices: int
+    """How many of ``device`` each pod asks for; for CPU, the tensor-parallel ranks."""
+    tolerated: tuple[str, ...]
+    """Keys of the suspect's taints that its pod must tolerate."""
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NoPairing:
+    """Why no two nodes could be chosen: a CamelCase reason and one sentence."""
+
+    reason: str
+    message: str
+    passed_over: tuple[PassedOver, ...] = ()
+    final: bool = False
+    """Whether waiting cannot help."""
+
+
+def choose(spec: PairRunSpec, world: World, policy: Policy, tolerations: Sequence[str] = ()) -> Pairing | NoPairing:
+    """The pair for a request, or why there is none.
+
+    Args:
+        spec: the request.
+        world: nodes, what runs on them, other runs' claims.
+        policy: signs and likeness fields.
+        tolerations: taint keys that the spec's template tolerates on both pods.
+    """
+    named = _named(spec, world)
+    if isinstance(named, NoPairing):
+        return named
+    passed: list[PassedOver] = []
+    why_not: list[NoPairing] = []
+    for suspect, reason in _suspects(spec, world, policy, passed):
+        found = _partner(spec, world, policy, suspect, reason, tolerations)
+        if isinstance(found, Pairing):
+            return Pairing(
+                found.suspect, found.reference, found.suspect_reason, found.reference_reason, found.device,
+                found.devices, found.tolerated, (*passed, *found.passed_over),
+            )  # fmt: skip
+        why_not.append(found)
+        passed.append(PassedOver(node=suspect.name, role=Role.SUSPECT, reason=found.reason, message=found.message))
+        passed += found.passed_over
+    if len(why_not) == 1:
+        return NoPairing(why_not[0].reason, why_not[0].message, tuple(passed), why_not[0].final)
+    if why_not:
+        names = ", ".join(p.node for p in passed if p.role == Role.SUSPECT)
+        return NoPairing("NoPartner", f"none of the suspects {names} has a partner", tuple(passed))
+    return _no_suspect(spec, passed)
+
+
+def _named(spec: PairRunSpec, world: World) -> NoPairing | None:
+    """A node that is named and does not exist."""
+    known = {node.name for node in world.nodes}
+    for role, choice in ((Role.SUSPECT, spec.suspect), (Role.REFERENCE, spec.reference)):
+        if choice.node_name is not None and choice.node_name not in known:
+            return NoPairing("UnknownNode", f"the {role} node {choice.node_name} does not exist")
+    return None
+
+
+def _no_suspect(spec: PairRunSpec, passed: Sequence[PassedOver]) -> NoPairing:
+    of_suspects = [p for p in passed if p.role == Role.SUSPECT]
+    if len(of_suspects) == 1:
+        return NoPairing(of_suspects[0].reason, of_suspects[0].message, tuple(passed))
+    what = "healthy" if spec.kind is Kind.NULL else "quarantined"
+    where = " among those selected" if spec.suspect.selector is not None else ""
+    counts = Counter(p.reason for p in of_suspects)
+    tail = "; passed over: " + ", ".join(f"{reason} {n}" for reason, n in sorted(counts.items())) if counts else ""
+    return NoPairing("NoSuspect", f"there is no {what} node without a live run{where}{tail}", tuple(passed))
+
+
+# -- the suspect -------------------------------------------------------------------------------------
+
+
+def _suspects(
+    spec: PairRunSpec, world: World, policy: Policy, passed: list[PassedOver]
+) -> list[tuple[Node, str]]:
+    """Nodes that may be the suspect, in name order, each with why; the others go to ``passed``."""
+    found = []
+    for node in sorted(world.nodes, key=lambda node: node.name):
+        if not spec.suspect.matches(node.name, node.labels):
+            continue
+        signs = n.quarantine_signs(node, policy)
+        asked_by_name = spec.suspect.node_name is not None
+        if spec.kind is not Kind.NULL and not signs and not asked_by_name:
+            continue  # a healthy node: nobody asked for it
+        why = _not_a_suspect(spec, node, signs, world, policy)
+        if why is None:
+            found.append((node, "named" if asked_by_name else ", ".join(signs) or "healthy"))
+        else:
+            passed.append(PassedOver(node=node.name, role=Role.SUSPECT, reason=why[0], message=why[1]))
+    return found
+
+
+def _not_a_suspect(
+    spec: PairRunSpec, node: Node, signs: Sequence[str], world: World, policy: Policy
+) -> tuple[str, str] | None:
+    if (label := n.opted_out(node, policy)) is not None:
+        return "OptedOut", f"{node.name} asks to be left alone ({label})"
+    if n.multi_host_slice(node, policy):
+        return "MultiHostSliceUnsupported", (
+            f"{node.name} is one host of a TPU slice of several "
+            f"({node.labels[policy.tpu_topology_label]}): such a host cannot compute alone"
+        )
+    if not node.ready:
+        return "NodeNotReady", f"{node.name} is not Ready"
+    if spec.kind is Kind.NULL and signs:
+        return "Quarantined", f"{node.name} is quarantined ({', '.join(signs)}): a null pair takes two healthy nodes"
+    for claim in world.claims:
+        if claim.suspect == node.name:
+            return "SuspectBusy", f"{node.name} is already the suspect of {claim.pairrun}"
+        if claim.reference == node.name:
+            return "SuspectBusy", f"{node.name} is the reference of {claim.pairrun}"
+    return None
+
+
+# -- the reference -----------------------------------------------------------------------------------
+
+
+def _partner(
+    spec: PairRunSpec, world: World, policy: Policy, suspect: Node, reason: str, tolerations: Sequence[str]
+) -> Pairing | NoPairing:
+    device = n.device_of(suspect, spec.resources.device)
+    count = _devices(spec, suspect, device)
+    if isinstance(count, NoPairing):
+        return count
+    needs = _needs(spec, device, count)
+    tolerated = [*tolerations, *n.tolerated_taints(suspect, policy)]
+    if (taint := n.untolerated(suspect, tolerated, policy)) is not None:
+        return NoPairing(
+            "UntoleratedTaint",
+            f"the taint {taint} keeps pods off {suspect.name}: add it to the policy's quarantine list, "
+            "or to template.tolerations",
+        )
+    if (short := _short(suspect, needs, world.usage.get(suspect.name, ()))) is not None:
+        return NoPairing("SuspectNotDrained" if short.holders else "SuspectTooSmall", short.sentence(suspect.name))
+    passed: list[PassedOver] = []
+    found = []
+    for node in world.nodes:
+        if node.name == suspect.name or not spec.reference.matches(node.name, node.labels):
+            continue
+        why = _not_a_reference(spec, node, suspect, needs, device, world, policy, tolerations)
+        if why is None:
+            found.append(node)
+        else:
+            passed.append(PassedOver(node=node.name, role=Role.REFERENCE, reason=why[0], message=why[1]))
+    passed.sort(key=lambda p: p.node)
+    if not found:
+        return NoPairing("NoReference", _no_reference(suspect, passed), tuple(passed))
+    found.sort(key=lambda node: (*_order(node, needs, world), node.name))
+    best = found[0]
+    passed += [
+        PassedOver(node=node.name, role=Role.REFERENCE, reason="NotNeeded", message=f"{best.name} comes first")
+        for node in found[1:]
+    ]
+    tried, busy, *_ = _order(best, needs, world)
+    because = "named" if spec.reference.node_name else "like the suspect, " + ("idle" if not busy else "has room")
+    if tried:
+        because += f", tried {tried} times"
+    return Pairing(suspect, best, reason, because, device, count, tuple(n.tolerated_taints(suspect, policy)), tuple(passed))
+
+
+def _order(node: Node, needs: Mapping[str, float], world: World) -> tuple[int, int, int, int]:
+    """Least first: attempts that failed on it, whether anything computes on it, runs it serves, runs it has served."""
+    pods = world.usage.get(node.name, ())
+    devices = [name for name in needs if name not in ("cpu", "memory", "pods")] or ["cpu"]
+    busy = any(pod.requests.get(name, 0) >= (1 if name == "cpu" else 1e-9) for pod in pods for name in devices)
+    serving = sum(claim.reference == node.name for claim in world.claims)
+    return world.tried.get(node.name, 0), int(busy), serving, world.served.get(node.name, 0)
+
+
+def _not_a_reference(
+    spec: PairRunSpec,
+    node: Node,
+    suspect: Node,
+    needs: Mapping[str, float],
+    device: Device,
+    world: World,
+    policy: Policy,
+    tolerations: Sequence[str],
+) -> tuple[str, str] | None:
+    if (label := n.opted_out(node, policy)) is not None:
+        return "OptedOut", f"asks to be left alone ({label})"
+    if signs := n.quarantine_signs(node, policy):
+        return "Quarantined", f"quarantined itself ({', '.join(signs)})"
+    if n.multi_host_slice(node, policy):
+        return "MultiHostSliceUnsupported", "one host of a TPU slice of several cannot compute alone"
+    if not node.ready:
+        return "NodeNotReady", "not Ready"
+    if (field_ := n.unlike(suspect, node, policy)) is not None:
+        return "Unlike", f"differs from {suspect.name} in {field_}"
+    if (taint := n.untolerated(node, tolerations, policy)) is not None:
+        return "UntoleratedTaint", f"the taint {taint} keeps pods off it"
+    for claim in world.claims:
+        if claim.suspect == node.name:
+            return "Busy", f"is the suspect of {claim.pairrun}"
+    serving = [claim.pairrun for claim in world.claims if claim.reference == node.name]
+    if len(serving) >= policy.runs_per_reference:
+        return "Busy", f"serves {', '.join(serving)}"
+    if world.tried.get(node.name, 0) >= spec.retry.max_attempts_per_node:
+        return "AttemptsUsed", f"{world.tried[node.name]} attempts on it said nothing"
+    if spec.kind is Kind.SWAP and node.name in world.used_before and spec.reference.node_name is None:
+        return "UsedBefore", f"{suspect.name} was compared with it before: a swap takes another reference"
+    if (short := _short(node, needs, world.usage.get(node.name, ()))) is not None:
+        return ("NoRoom" if short.holders else "TooSmall"), short.sentence(node.name)
+    return None
+
+
+def _no_reference(suspect: Node, passed: Sequence[PassedOver]) -> str:
+    if not passed:
+        return f"no node may be the reference of {suspect.name}"
+    if len(passed) == 1:
+        return f"no reference for {suspect.name}: {passed[0].node} {passed[0].message}"
+    counts = Counter(p.reason for p in passed)
+    first = passed[0]
+    tally = ", ".join(f"{reason} {n}" for reason, n in sorted(counts.items()))
+    return f"no reference for {suspect.name} among {len(passed)} nodes ({tally}); {first.node} {first.message}"
+
+
+# -- devices and room --------------------------------------------------------------------------------
+
+
+def _devices(spec: PairRunSpec, suspect: Node, device: Device) -> int | NoPairing:
+    """How many devices each pod asks for."""
+    tp = spec.run.tp if "tp" in spec.workload else None
+    if device is Device.CPU:
+        return spec.run.tp
+    capacity, allocatable = (int(q.get(device, 0)) for q in (suspect.capacity, suspect.allocatable))
+    if not allocatable:
+        return NoPairing("NoDevices", f"{suspect.name} offers no {device}: is its device plugin running?")
+    whole = max(capacity, _labelled(suspect, device))
+    if spec.resources.devices == "all" and allocatable < whole:
+        return NoPairing(
+            "DevicesMissing",
+            f"{suspect.name} offers {allocatable} of its {whole} {device}: "
+            "run on what is left with resources.devices: allocatable",
+        )
+    if tp is not None and tp != allocatable:
+        return NoPairing(
+            "ImpossibleTP",
+            f"tp {tp} does not use the {allocatable} {device} of {suspect.name}: leave workload.tp out, or set it to that",
+            final=True,
+        )
+    return allocatable
+
+
+def _labelled(node: Node, device: Device) -> int:
+    """Devices that the node's labels speak of, for a plugin that dropped a sick one from the capacity too."""
+    count = node.labels.get("nvidia.com/gpu.count", "") if device is Device.NVIDIA else ""
+    return int(count) if count.isdigit() else 0
+
+
+def _needs(spec: PairRunSpec, device: Device, count: int) -> dict[str, float]:
+    needs = {"cpu": n.quantity(spec.resources.cpu), "memory": n.quantity(spec.resources.memory), "pods": 1.0}
+    if device is not Device.CPU:
+        needs[device] = float(count)
+    return needs
+
+
+@dataclass(frozen=True, slots=True)
+class _Short:
+    resource: str
+    needed: float
+    free: float
+    allocatable: float
+    holders: tuple[str, ...]
+    """Pods that hold it, where the node would do if they were gone."""
+
+    def sentence(self, node: str) -> str:
+        amount = f"{_amount(self.resource, self.free)} of {_amount(self.resource, self.allocatable)} {self.resource} free"
+        text = f"{node} has {amount}, the pod needs {_amount(self.resource, self.needed)}"
+        if self.holders:
+            shown = ", ".join(self.holders[:5]) + (f" and {len(self.holders) - 5} more" if len(self.holders) > 5 else "")
+            text += f": held by {shown}"
+        return text
+
+
+def _short(node: Node, needs: Mapping[str, float], pods: Sequence[PodUse]) -> _Short | None:
+    """The first resource of which the node has not enough free, devices first; None if a pod fits."""
+    for resource in sorted(needs, key=lambda name: (name in ("cpu", "memory", "pods"), name)):
+        allocatable = node.allocatable.get(resource, 0.0)
+        held = {p.namespace + "/" + p.name: p.requests.get(resource, 0.0) if resource != "pods" else 1.0 for p in pods}
+        free = allocatable - sum(held.values())
+        if needs[resource] > free + 1e-9:
+            fits_empty = needs[resource] <= allocatable + 1e-9
+            holders = tuple(sorted(name for name, amount in held.items() if amount > 0)) if fits_empty else ()
+            return _Short(resource, needs[resource], max(free, 0.0), allocatable, holders)
+    return None
+
+
+def _amount(resource: str, value: float) -> str:
+    return f"{value / 2**30:.3g}Gi" if resource == "memory" else f"{value:.3g}"
