@@ -79,7 +79,7 @@ def link_secret(attempt: Attempt, role: Role, own: tuple[bytes, bytes], peer_pub
 
 
 def network_policies(attempt: Attempt, worker: WorkerSettings) -> list[Manifest]:
-    """The suspect reaches its partner's port and DNS, and is reached by nobody; the reference is reached by it alone."""
+    """The suspect reaches its partner's port and DNS, and nobody reaches it; the reference is reached by it alone."""
     pair = {names.LABEL_PAIR: pair_label(attempt.uid, attempt.number)}
     link = [{"protocol": "TCP", "port": names.LINK_PORT}]
     dns = [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]

@@ -38,8 +38,8 @@ class World:
     """Of all other live runs."""
     tried: Mapping[str, int] = field(default_factory=dict)
     """Reference node -> attempts of this run on it that said nothing."""
-    used_before: frozenset[str] = frozenset()
-    """References that this suspect was already compared with; a swap takes another."""
+    used_before: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Suspect -> references that it was already compared with; a swap takes another."""
     served: Mapping[str, int] = field(default_factory=dict)
     """Node -> runs that it served as a reference lately; fewer first."""
 
@@ -126,9 +126,7 @@ def _no_suspect(spec: PairRunSpec, passed: Sequence[PassedOver]) -> NoPairing:
 # -- the suspect -------------------------------------------------------------------------------------
 
 
-def _suspects(
-    spec: PairRunSpec, world: World, policy: Policy, passed: list[PassedOver]
-) -> list[tuple[Node, str]]:
+def _suspects(spec: PairRunSpec, world: World, policy: Policy, passed: list[PassedOver]) -> list[tuple[Node, str]]:
     """Nodes that may be the suspect, in name order, each with why; the others go to ``passed``."""
     found = []
     for node in sorted(world.nodes, key=lambda node: node.name):
@@ -193,7 +191,7 @@ def _partner(
     for node in world.nodes:
         if node.name == suspect.name or not spec.reference.matches(node.name, node.labels):
             continue
-        why = _not_a_reference(spec, node, suspect, needs, device, world, policy, tolerations)
+        why = _not_a_reference(spec, node, suspect, needs, world, policy, tolerations)
         if why is None:
             found.append(node)
         else:
@@ -211,7 +209,9 @@ def _partner(
     because = "named" if spec.reference.node_name else "like the suspect, " + ("idle" if not busy else "has room")
     if tried:
         because += f", tried {tried} times"
-    return Pairing(suspect, best, reason, because, device, count, tuple(n.tolerated_taints(suspect, policy)), tuple(passed))
+    return Pairing(
+        suspect, best, reason, because, device, count, tuple(n.tolerated_taints(suspect, policy)), tuple(passed)
+    )
 
 
 def _order(node: Node, needs: Mapping[str, float], world: World) -> tuple[int, int, int, int]:
@@ -228,7 +228,6 @@ def _not_a_reference(
     node: Node,
     suspect: Node,
     needs: Mapping[str, float],
-    device: Device,
     world: World,
     policy: Policy,
     tolerations: Sequence[str],
@@ -253,7 +252,11 @@ def _not_a_reference(
         return "Busy", f"serves {', '.join(serving)}"
     if world.tried.get(node.name, 0) >= spec.retry.max_attempts_per_node:
         return "AttemptsUsed", f"{world.tried[node.name]} attempts on it said nothing"
-    if spec.kind is Kind.SWAP and node.name in world.used_before and spec.reference.node_name is None:
+    if (
+        spec.kind is Kind.SWAP
+        and node.name in world.used_before.get(suspect.name, ())
+        and spec.reference.node_name is None
+    ):
         return "UsedBefore", f"{suspect.name} was compared with it before: a swap takes another reference"
     if (short := _short(node, needs, world.usage.get(node.name, ()))) is not None:
         return ("NoRoom" if short.holders else "TooSmall"), short.sentence(node.name)
@@ -292,7 +295,8 @@ def _devices(spec: PairRunSpec, suspect: Node, device: Device) -> int | NoPairin
     if tp is not None and tp != allocatable:
         return NoPairing(
             "ImpossibleTP",
-            f"tp {tp} does not use the {allocatable} {device} of {suspect.name}: leave workload.tp out, or set it to that",
+            f"tp {tp} does not use the {allocatable} {device} of {suspect.name}: "
+            "leave workload.tp out, or set it to that",
             final=True,
         )
     return allocatable
@@ -321,10 +325,14 @@ class _Short:
     """Pods that hold it, where the node would do if they were gone."""
 
     def sentence(self, node: str) -> str:
-        amount = f"{_amount(self.resource, self.free)} of {_amount(self.resource, self.allocatable)} {self.resource} free"
+        amount = (
+            f"{_amount(self.resource, self.free)} of {_amount(self.resource, self.allocatable)} {self.resource} free"
+        )
         text = f"{node} has {amount}, the pod needs {_amount(self.resource, self.needed)}"
         if self.holders:
-            shown = ", ".join(self.holders[:5]) + (f" and {len(self.holders) - 5} more" if len(self.holders) > 5 else "")
+            shown = ", ".join(self.holders[:5]) + (
+                f" and {len(self.holders) - 5} more" if len(self.holders) > 5 else ""
+            )
             text += f": held by {shown}"
         return text
 

@@ -182,13 +182,12 @@ def matches_taint(signal: Signal, key: str) -> bool:
 
 
 def tolerated_taints(node: Node, policy: Policy) -> list[str]:
-    """Keys that the suspect's pod tolerates one by one: the node's quarantine taints, and every key that the policy names
-    in full, since remediation may add one while the pair runs.
+    """Keys that the suspect's pod tolerates one by one: the node's quarantine taints, and every key that the policy
+    names in full, since remediation may add one while the pair runs.
     """
     named = {CORDON_TAINT if s.kind == "unschedulable" else s.key for s in policy.quarantine if s.kind in _TAINTS}
     there = {t.key for t in node.taints for s in policy.quarantine if s.kind in _TAINTS and matches_taint(s, t.key)}
     return sorted({key for key in named if key is not None and not key.endswith("*")} | there)
-
 
 
 def untolerated(node: Node, tolerated: Iterable[str], policy: Policy) -> str | None:

@@ -1,4 +1,4 @@
-"""What Tandem reads from nodes, as data: the quarantine signals, the likeness fields, the opt-outs. Pure but for `shipped`."""
+"""What Tandem reads from nodes, as data: the quarantine signals, the likeness fields, the opt-outs."""
 
 from __future__ import annotations
 

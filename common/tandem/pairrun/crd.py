@@ -91,10 +91,11 @@ def _object() -> dict[str, Any]:
 
 def _rules(spec: dict[str, Any]) -> list[dict[str, str]]:
     """What must not change, and what a later pod could never run."""
-    rules = []
-    for name in spec["properties"]:
-        if name not in MUTABLE:
-            rules.append({"rule": f"self.{name} == oldSelf.{name}", "message": f"{name} cannot be changed"})
+    rules = [
+        {"rule": f"self.{name} == oldSelf.{name}", "message": f"{name} cannot be changed"}
+        for name in spec["properties"]
+        if name not in MUTABLE
+    ]
     rules += [
         {
             "rule": "!has(self.suspect.nodeName) || !has(self.reference.nodeName)"
@@ -115,7 +116,18 @@ def structural(model: type[BaseModel]) -> dict[str, Any]:
     return _inline(raw, raw.get("$defs", {}))
 
 
-_KEPT = ("type", "description", "enum", "minimum", "maximum", "minLength", "maxLength", "maxItems", "pattern", "required")
+_KEPT = (
+    "type",
+    "description",
+    "enum",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "maxItems",
+    "pattern",
+    "required",
+)
 
 
 def _inline(node: dict[str, Any], defs: dict[str, Any]) -> dict[str, Any]:

@@ -101,7 +101,8 @@ class Resources(_Model):
     """What each pod of the pair asks its node for."""
 
     device: Device = Field(
-        Device.AUTO, description="Kind of device. Default: auto, the accelerator that the suspect's node offers, else cpu."
+        Device.AUTO,
+        description="Kind of device. Default: auto, the accelerator that the suspect's node offers, else cpu.",
     )
     devices: Literal["all", "allocatable"] = Field(
         "all",
@@ -191,8 +192,8 @@ class Template(_Model):
 class RetryPolicy(_Model):
     """What happens when an attempt ends for a reason that says nothing about the nodes."""
 
-    max_attempts: Annotated[int, Field(ge=1, le=100)] = Field(3, description="Attempts in all. Default: 3.")
-    max_attempts_per_node: Annotated[int, Field(ge=1, le=100)] = Field(
+    max_attempts: Annotated[int, Field(ge=1, le=20)] = Field(3, description="Attempts in all. Default: 3.")
+    max_attempts_per_node: Annotated[int, Field(ge=1, le=20)] = Field(
         2, description="Attempts on one reference node before another is taken. Default: 2."
     )
     backoff_seconds: Seconds = Field(
@@ -201,7 +202,7 @@ class RetryPolicy(_Model):
 
 
 class PairRunSpec(_Model):
-    """What a PairRun asks for. After creation only suspend, ttlSecondsAfterFinished and activeDeadlineSeconds change."""
+    """What a PairRun asks for. After creation only the fields in MUTABLE change."""
 
     kind: Kind = Field(
         Kind.SUSPECT,

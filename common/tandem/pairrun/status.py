@@ -88,7 +88,9 @@ class PairRunStatus(_Model):
 
     observed_generation: int = Field(0, description="Generation of the spec that this was said of.")
     run_id: str = Field("", description="Id of the run in PostgreSQL.")
-    conditions: list[Condition] = Field([], description="Paired, Running, RecordsDelivered, Finished, Succeeded, Failed.")
+    conditions: list[Condition] = Field(
+        [], description="Paired, Running, RecordsDelivered, Finished, Succeeded, Failed."
+    )
     suspect: Chosen | None = Field(None, description="Node under test, of the current or last attempt.")
     reference: Chosen | None = Field(None, description="Healthy node, of the current or last attempt.")
     passed_over: list[PassedOver] = Field([], description="Nodes that were not chosen, and why; the first 50.")
@@ -120,7 +122,7 @@ class PairRunStatus(_Model):
 
 
 def read_status(values: Any) -> PairRunStatus:
-    """The status of an object from the cluster. Whatever a hand made unreadable in it counts as absent, field by field."""
+    """The status of an object from the cluster. What a hand made unreadable in it counts as absent, field by field."""
     if not isinstance(values, Mapping):
         return PairRunStatus()
     kept: dict[str, Any] = {}
@@ -137,7 +139,13 @@ def read_status(values: Any) -> PairRunStatus:
 
 
 def set_condition(
-    conditions: Sequence[Condition], kind: str, status: bool | None, reason: str, message: str, now: float, generation: int
+    conditions: Sequence[Condition],
+    kind: str,
+    status: bool | None,
+    reason: str,
+    message: str,
+    now: float,
+    generation: int,
 ) -> list[Condition]:
     """The conditions with one set. ``status`` None is Unknown. Its transition time changes only if its status does."""
     word: Literal["True", "False", "Unknown"] = "Unknown" if status is None else "True" if status else "False"

@@ -1,0 +1,205 @@
+"""Carries decisions out. Everything may be done twice: the next look decides again from what is there."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import zmq
+
+from tandem.errors import TandemError
+from tandem.kube.client import Kube, Object
+from tandem.kube.errors import NotFound
+from tandem.kube.paths import EVENTS, JOBS, NETWORK_POLICIES, NODES, PAIRRUNS, SECRETS, SERVICES, Resource
+from tandem.pairing.nodes import node_from, tolerated_taints
+from tandem.pairrun import names
+from tandem.pairrun.spec import Device
+from tandem.pairrun.status import AttemptStatus, PairRunStatus, timestamp
+from tandem.vocabulary import Role
+from tandem_controller import manifests, marks, observed
+from tandem_controller.manifests import Attempt
+from tandem_controller.observed import Observed
+from tandem_controller.verdicts import Stored
+
+if TYPE_CHECKING:
+    from tandem_controller.reconcile import Parts
+
+log = logging.getLogger("tandem.controller")
+APPLIED: dict[str, Resource] = {"Job": JOBS, "Service": SERVICES, "NetworkPolicy": NETWORK_POLICIES}
+
+
+class Actor:
+    """Does one action at a time for one PairRun."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.kube: Kube = parts.kube
+
+    def do(self, action: observed.Action, seen: Observed, status: PairRunStatus) -> bool:
+        """Do one thing; returns whether the next look will see something new at once.
+
+        Raises:
+            KubeError: the API server refused, or did not answer.
+            DatabaseError: PostgreSQL did not answer, or a newer leader has written (`Fenced`).
+        """
+        match action:
+            case observed.MakeChildren(number):
+                self._make(seen, _attempt(status, number))
+            case observed.RemoveChildren(number):
+                self._remove(seen, number)
+            case observed.StoreAttempt(number):
+                self.parts.verdicts.store(_stored(seen, _attempt(status, number)))
+                self.parts.facts.refresh([seen.run_id])
+            case observed.CloseAttempt(number, reason):
+                self.parts.verdicts.close(seen.run_id, number, reason)
+            case observed.Judge():
+                self.parts.verdicts.judge(seen.run_id)
+                self.parts.facts.refresh([seen.run_id])
+                return True
+            case observed.Event():
+                self._tell(seen, action)
+            case observed.MarkNodes(nodes):
+                self._mark(seen, nodes)
+            case observed.UnmarkNodes(nodes, suspect, verdict):
+                self._unmark(seen, nodes, suspect, verdict)
+            case observed.Release():
+                self._finalizers(seen, [f for f in _finalizers_of(seen.obj) if f != names.FINALIZER])
+            case observed.DeleteSelf():
+                self.kube.delete(PAIRRUNS.path(seen.namespace, seen.name), uid=seen.uid)
+        return False
+
+    # -- children ----------------------------------------------------------------------------------
+
+    def _make(self, seen: Observed, told: AttemptStatus) -> None:
+        """Everything of an attempt, the Jobs last: their pods need the rest."""
+        attempt = manifest_source(seen, told)
+        self._keys(attempt)
+        for body in (manifests.service(attempt), *manifests.network_policies(attempt, self.parts.settings.worker)):
+            self._apply(body)
+        there = {job.role for job in seen.jobs if job.attempt == told.number}
+        for role in Role:
+            if (
+                role not in there
+            ):  # a Job's template is fixed; the node's taints, and with them the tolerations, are not
+                self._apply(manifests.job(attempt, role, self.parts.settings))
+
+    def _keys(self, attempt: Attempt) -> None:
+        """Both sides' link keys, made once: a second pair of keys would cut a running pair apart."""
+        where = {role: SECRETS.path(attempt.namespace, attempt.name(role)) for role in Role}
+        there = {role: self._exists(where[role]) for role in Role}
+        if all(there.values()):
+            return
+        for role in Role:  # one alone is left of a try that was cut short: no pod has it yet
+            if there[role]:
+                self.kube.delete(where[role])
+        pairs = {role: zmq.curve_keypair() for role in Role}
+        for role, peer in ((Role.REFERENCE, Role.SUSPECT), (Role.SUSPECT, Role.REFERENCE)):
+            body = manifests.link_secret(attempt, role, pairs[role], pairs[peer][0])
+            self.kube.create(SECRETS.path(attempt.namespace), body)
+
+    def _remove(self, seen: Observed, number: int) -> None:
+        """Jobs with their pods, keys, Service. NetworkPolicies stay as long as a stuck pod may: until the owner goes."""
+        for role in Role:
+            name = names.child_name(seen.name, seen.uid, number, role)
+            self.kube.delete(JOBS.path(seen.namespace, name))
+            self.kube.delete(SECRETS.path(seen.namespace, name))
+        self.kube.delete(SERVICES.path(seen.namespace, names.child_name(seen.name, seen.uid, number)))
+
+    def _apply(self, body: manifests.Manifest) -> None:
+        meta = body["metadata"]
+        path = APPLIED[body["kind"]].path(meta["namespace"], meta["name"])
+        self.kube.apply(path, body, manager=names.FIELD_MANAGER)
+
+    def _exists(self, path: str) -> bool:
+        try:
+            self.kube.get(path)
+        except NotFound:
+            return False
+        return True
+
+    # -- people ------------------------------------------------------------------------------------
+
+    def _tell(self, seen: Observed, event: observed.Event) -> None:
+        """An Event on the PairRun. Its name is made of what it says, so that saying it twice makes one."""
+        stamp = timestamp(seen.now)
+        mark = hashlib.sha256(f"{seen.uid}{event.reason}{event.message}{stamp}".encode()).hexdigest()[:16]
+        body = {
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": {"name": f"{seen.name[:200]}.{mark}", "namespace": seen.namespace},
+            "involvedObject": {
+                "apiVersion": names.API_VERSION, "kind": names.KIND, "name": seen.name, "namespace": seen.namespace,
+                "uid": seen.uid,
+            },
+            "reason": event.reason[:128], "message": event.message[:1024],
+            "type": "Warning" if event.warning else "Normal", "count": 1,
+            "source": {"component": names.FIELD_MANAGER}, "reportingComponent": names.FIELD_MANAGER,
+            "reportingInstance": names.FIELD_MANAGER, "firstTimestamp": stamp, "lastTimestamp": stamp,
+        }  # fmt: skip
+        try:
+            self.kube.create(EVENTS.path(seen.namespace), body)
+        except TandemError as error:
+            # An event is a courtesy: the status says the same.
+            log.warning("%s/%s: the event %s could not be written: %s", seen.namespace, seen.name, event.reason, error)
+
+    # -- node marks --------------------------------------------------------------------------------
+
+    def _mark(self, seen: Observed, nodes: tuple[str, ...]) -> None:
+        """The finalizer first: whatever happens then, the marks come off before the object goes."""
+        if names.FINALIZER not in _finalizers_of(seen.obj):
+            self._finalizers(seen, [*_finalizers_of(seen.obj), names.FINALIZER])
+        for node in nodes:
+            self._patch_node(node, marks.session(str(seen.run_id), seen.now))
+
+    def _unmark(self, seen: Observed, nodes: tuple[str, ...], suspect: str, verdict: str) -> None:
+        for node in nodes:
+            told = node == suspect and bool(verdict)
+            self._patch_node(node, marks.verdict(verdict) if told else marks.session_over())
+            if told:
+                before = next((n for n in self.parts.caches.nodes() if n["metadata"]["name"] == node), {})
+                conditions = (before.get("status") or {}).get("conditions") or []
+                body = marks.condition(verdict, seen.status.message, seen.now, conditions)
+                self._patch_node(node, body, "status")
+
+    def _patch_node(self, node: str, body: Object | list[Object], sub: str | None = None) -> None:
+        with suppress(NotFound):  # the node left the cluster, and its marks with it
+            self.kube.patch(NODES.path(None, node, sub), body, manager=names.FIELD_MANAGER)
+
+    def _finalizers(self, seen: Observed, wanted: list[str]) -> None:
+        body = {"metadata": {"finalizers": wanted, "resourceVersion": seen.obj["metadata"].get("resourceVersion")}}
+        current = self.parts.caches.pairrun(f"{seen.namespace}/{seen.name}")
+        if current is not None:
+            body["metadata"]["resourceVersion"] = current["metadata"].get("resourceVersion")
+        with suppress(NotFound):
+            self.parts.caches.put_pairrun(self.kube.patch(PAIRRUNS.path(seen.namespace, seen.name), body))
+
+
+def manifest_source(seen: Observed, told: AttemptStatus) -> Attempt:
+    """What the manifests of an attempt are made of: the same whenever it is asked."""
+    assert seen.spec is not None
+    node = next((n for n in seen.world.nodes if n.name == told.suspect.node), node_from({"metadata": {}}))
+    return Attempt(
+        pairrun=seen.name, uid=seen.uid, namespace=seen.namespace, run_id=seen.run_id, number=told.number,
+        spec=seen.spec, run=seen.spec.run.model_copy(update={"tp": told.devices}),
+        nodes={Role.SUSPECT: told.suspect.node, Role.REFERENCE: told.reference.node}, device=Device(told.device),
+        devices=told.devices, tolerated=tolerated_taints(node, seen.policy), device_taints=seen.policy.device_taints,
+    )  # fmt: skip
+
+
+def _stored(seen: Observed, told: AttemptStatus) -> Stored:
+    assert seen.spec is not None
+    return Stored(
+        run_id=seen.run_id, number=told.number, pairrun=seen.name, uid=seen.uid,
+        run=seen.spec.run.model_copy(update={"tp": told.devices}), reference=told.reference.node,
+        suspect=told.suspect.node, devices=told.devices,
+    )  # fmt: skip
+
+
+def _attempt(status: PairRunStatus, number: int) -> AttemptStatus:
+    return next(a for a in status.attempts if a.number == number)
+
+
+def _finalizers_of(obj: Mapping[str, Any]) -> list[str]:
+    return list((obj.get("metadata") or {}).get("finalizers") or [])

@@ -1,0 +1,45 @@
+"""What other runs hold, and what was tried before: read from the PairRuns themselves. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tandem.pairing.choose import Claim
+from tandem.pairrun import names
+from tandem.pairrun.status import PairRunStatus, read_status
+from tandem_controller.ending import settled
+
+
+def claims(objects: Iterable[Mapping[str, Any]], own_uid: str) -> list[Claim]:
+    """Nodes that other live runs hold: the suspect until the run finishes, the reference while an attempt goes on."""
+    found = []
+    for obj in objects:
+        meta, status = obj["metadata"], read_status(obj.get("status"))
+        if meta.get("uid") == own_uid or not status.attempts or status.holds(names.FINISHED):
+            continue
+        last = status.attempts[-1]
+        live = last.ended_at is None
+        if not live and (obj.get("spec") or {}).get("suspend"):
+            continue
+        reference = last.reference.node if live else ""
+        found.append(Claim(f"{meta['namespace']}/{meta['name']}", last.suspect.node, reference))
+    return found
+
+
+def tried(status: PairRunStatus) -> dict[str, int]:
+    """Reference node -> attempts of this run on it that said nothing."""
+    return dict(
+        Counter(
+            a.reference.node
+            for a in status.attempts
+            if a.ended_at is not None and a.reason != "suspended" and not settled(a)
+        )
+    )
+
+
+def served(objects: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """Node -> PairRuns that it served as the reference."""
+    statuses = (read_status(obj.get("status")) for obj in objects)
+    return dict(Counter(status.reference.node for status in statuses if status.reference is not None))

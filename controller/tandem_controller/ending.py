@@ -1,0 +1,150 @@
+"""Whether and why an attempt has ended. Pure.
+
+Both sides always end together: when one pod has ended, the other gets a grace in which it learns of it and says what it
+knows. Then the likeliest cause counts: what happened to a pod from outside before what its peer says of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tandem.pairrun.spec import PairRunSpec
+from tandem.pairrun.status import AttemptStatus, seconds
+from tandem.vocabulary import Role
+from tandem_controller.observed import Observed, Pod
+from tandem_controller.reasons import PodEnd, final, hopeless, job_end, not_started, pod_end
+
+GRACE_S = 90.0
+"""How long the second pod may outlive the first: its watchdog notices, it delivers its records."""
+CONSEQUENCES = ("peer_left", "dead_peer", "half_open_link", "slow_peer", "no_peer", "stopped_early", "peer_restarted")
+"""What a worker says of itself although the cause lies with its peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an attempt ended."""
+
+    reason: str
+    message: str
+    infrastructure: bool
+    by_itself: bool = False
+    """Both pods have ended: there is nothing to remove."""
+
+
+def settled(attempt: AttemptStatus) -> bool:
+    """Whether an ended attempt is the last one: it reached its end, or the next would meet the same."""
+    return attempt.reason in ("completed", "stopped", "deadline") or final(attempt.reason)
+
+
+def why(o: Observed, spec: PairRunSpec, attempt: AttemptStatus, pods: Sequence[Pod]) -> End | None:
+    """How the attempt ended; None while it goes on."""
+    if spec.suspend:
+        return End("suspended", "spec.suspend is true", infrastructure=True)
+    ends = _ends(o, attempt, pods)
+    if len(ends) == len(Role):
+        cause = _cause(ends)
+        there = {pod.role for pod in pods if pod.ended}
+        return End(cause.reason, cause.message, cause.infrastructure, by_itself=len(there) == len(Role))
+    if ends:
+        since = max((pod.ended_at or 0.0 for pod in pods if pod.role in ends), default=0.0) or o.now
+        if o.now - since >= GRACE_S or not _may_still_speak(ends, pods):
+            cause = _cause(ends)
+            return End(cause.reason, cause.message, cause.infrastructure)
+        return None
+    return _images(pods) or _late(o, spec, attempt, pods)
+
+
+def _ends(o: Observed, attempt: AttemptStatus, pods: Sequence[Pod]) -> dict[Role, PodEnd]:
+    """How each side ended, of those that have."""
+    ends: dict[Role, PodEnd] = {}
+    jobs = {job.role: job for job in o.jobs if job.attempt == attempt.number}
+    for role in Role:
+        mine = [pod for pod in pods if pod.role is role]
+        found = next((end for pod in mine if (end := pod_end(pod)) is not None), None)
+        if found is None:
+            found = next((end for pod in mine if (end := _going(o, pod)) is not None), None)
+        if found is None and not mine and role in jobs:
+            found = job_end(jobs[role])
+        if found is None and attempt.running_at is not None and role not in jobs:
+            found = PodEnd("job_deleted", f"somebody removed the {role}'s Job", infrastructure=True)
+        if found is not None:
+            ends[role] = found
+    return ends
+
+
+def _going(o: Observed, pod: Pod) -> PodEnd | None:
+    """A pod that is being deleted, or whose node is gone: it may stay for ever, and nobody waits for it."""
+    if pod.node and pod.node not in o.node_ready:
+        return PodEnd("node_lost", f"the {pod.role}'s node {pod.node} no longer exists", infrastructure=True)
+    if not pod.leaving:
+        return None
+    if pod.node and not o.node_ready[pod.node]:
+        return PodEnd("node_lost", f"the {pod.role}'s node {pod.node} is not Ready", infrastructure=True)
+    return PodEnd("pod_deleted", f"somebody removed the {pod.role}'s pod {pod.name}", infrastructure=True)
+
+
+def _may_still_speak(ends: dict[Role, PodEnd], pods: Sequence[Pod]) -> bool:
+    """Whether the other side has a pod that runs, and so may yet say how it ended."""
+    return any(pod.running for pod in pods if pod.role not in ends)
+
+
+def _cause(ends: dict[Role, PodEnd]) -> PodEnd:
+    """The end that explains the attempt's."""
+    reference = ends.get(Role.REFERENCE)
+    if reference is not None and reference.said in ("match", "mismatch"):
+        return reference
+    found = [ends[role] for role in (Role.REFERENCE, Role.SUSPECT) if role in ends]
+    outside = [end for end in found if end.infrastructure]
+    own = [end for end in found if not end.infrastructure and end.reason not in (*CONSEQUENCES, "completed")]
+    return (outside or own or found)[0]
+
+
+def _images(pods: Sequence[Pod]) -> End | None:
+    """The same tag may mean another image on each node; what the workers claim is checked with what the nodes say."""
+    images = {pod.role: pod.image_id for pod in pods if pod.image_id}
+    if len(images) < len(Role) or len(set(images.values())) == 1:
+        return None
+    shown = ", ".join(f"{role} {image.rsplit('@', 1)[-1][:19]}" for role, image in sorted(images.items()))
+    return End("parity:image", f"the nodes run different images under one name: {shown}", infrastructure=False)
+
+
+def _late(o: Observed, spec: PairRunSpec, attempt: AttemptStatus, pods: Sequence[Pod]) -> End | None:
+    if attempt.running_at is None:
+        cause = hopeless(pods)
+        if cause is None and o.now - _since(attempt) >= spec.start_deadline_seconds:
+            refused = o.failures.get("MakeChildren")
+            cause = PodEnd("not_started", refused, True) if refused and not pods else not_started(pods)
+        if cause is not None:
+            return End(cause.reason, f"{cause.message}; both sides are removed", infrastructure=True)
+        return None
+    limit = spec.active_deadline_seconds
+    if limit is not None and o.now - (seconds(attempt.running_at) or o.now) >= limit:
+        return End("deadline", f"it ran longer than {limit} s", infrastructure=True)
+    return None
+
+
+def _since(attempt: AttemptStatus) -> float:
+    return seconds(attempt.started_at) or 0.0
+
+
+def next_deadline(o: Observed, spec: PairRunSpec, attempt: AttemptStatus) -> float | None:
+    """Seconds until one of the attempt's deadlines passes; None if it has none."""
+    if any(pod.ended for pod in o.pods if pod.attempt == attempt.number):
+        return GRACE_S / 4
+    if attempt.running_at is None:
+        return _since(attempt) + spec.start_deadline_seconds - o.now
+    if spec.active_deadline_seconds is not None:
+        return (seconds(attempt.running_at) or 0.0) + spec.active_deadline_seconds - o.now
+    return None
+
+
+def waits_for(pods: Sequence[Pod]) -> str:
+    """What a pair that does not run yet waits for, for its condition."""
+    for pod in pods:
+        if pod.unschedulable:
+            return f"the {pod.role}'s pod found no place yet: {pod.unschedulable}"
+        if pod.waiting and pod.waiting not in ("ContainerCreating", "PodInitializing"):
+            return f"the {pod.role}'s pod waits ({pod.waiting}): {pod.waiting_message}"
+    late = [str(pod.role) for pod in pods if not pod.running]
+    return f"waiting for the pods of {', '.join(late)}" if late else "waiting for the pods"

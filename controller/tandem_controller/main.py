@@ -1,0 +1,148 @@
+"""``tandem controller``: reads the settings, takes part in the election, and ends when its term does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+from sqlalchemy import Engine
+
+from tandem.db.engine import connect
+from tandem.db.fence import newest
+from tandem.errors import SetupError, SpecError, TandemError
+from tandem.kube.client import Kube
+from tandem.kube.lease import Election
+from tandem.pairing.policy import read_policy
+from tandem.pairrun import names
+from tandem.spec import validate
+from tandem.worker_io import DATABASE_FOLDER
+from tandem_controller.controller import Controller
+from tandem_controller.metrics import Metrics
+from tandem_controller.serve import HEALTH_PORT, METRICS_PORT, check, exposition, serve
+from tandem_controller.settings import Settings
+
+log = logging.getLogger("tandem.controller")
+STANDBY_S = 60.0
+"""How long a replica that does not lead may hear nothing of the Lease."""
+
+
+def run(config: Path, policy: Path | None) -> int:
+    """Run until told to stop, or until another replica leads. Returns the exit code.
+
+    Raises:
+        TandemError: the settings, the cluster's address or the database's URL cannot be used.
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    settings = validate(Settings, _yaml(config), f"settings {config}")
+    rules = read_policy(_yaml(policy) if policy is not None else {})
+    kube = Kube.in_cluster(settings.namespace) if _in_cluster() else Kube.connect(namespace=settings.namespace)
+    engine = connect(database_url(), pool_size=settings.workers + 2)
+    return Process(kube, engine, settings, rules).run()
+
+
+class Process:
+    """One replica: health and metrics from the start, the controller once it leads."""
+
+    def __init__(
+        self, kube: Kube, engine: Engine, settings: Settings, rules: Any, *, health: int = HEALTH_PORT,
+        metrics: int = METRICS_PORT,
+    ) -> None:  # fmt: skip
+        self.kube, self.engine, self.settings, self.rules = kube, engine, settings, rules
+        self.metrics = Metrics()
+        self.controller: Controller | None = None
+        self._messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self.election = Election(
+            kube, names.LEASE, f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}",
+            on_lead=lambda token: self._messages.put(("lead", token)),
+            on_lost=lambda why: self._messages.put(("lost", why)), lease_s=float(settings.lease_seconds),
+            floor=lambda: newest(engine, names.LEASE), on_error=lambda line: log.warning("election: %s", line),
+        )  # fmt: skip
+        self.servers = [
+            serve(health, {"/healthz": check(self._wrong), "/readyz": check(lambda: None)}),
+            serve(metrics, {"/metrics": exposition(self.metrics.registry)}),
+        ]
+
+    def run(self) -> int:
+        """Take part until told to stop (0), or until the term ends (1: the pod is started again)."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: self._messages.put(("stop", "")))
+        self.election.start()
+        log.info("standing by in namespace %s", self.settings.namespace)
+        code = 0
+        while True:
+            what, value = self._messages.get()
+            if what == "lead":
+                try:
+                    self._lead(value)
+                except TandemError as error:
+                    log.error("%s", error)  # noqa: TRY400 - one line with cause and mend
+                    code = 1
+                    break
+            else:
+                if what == "lost":
+                    log.error("%s: this process ends", value)
+                    code = 1
+                break
+        self._stop()
+        return code
+
+    def _lead(self, token: int) -> None:
+        self.metrics.leading.set(1)
+        cluster = self.kube.get("/api/v1/namespaces/kube-system")["metadata"]["uid"]
+        self.controller = Controller(
+            self.kube, self.engine, token, str(cluster), self.rules, self.settings, self.metrics,
+            leads=lambda: self.election.leads, ended=lambda why: self._messages.put(("lost", why)),
+        )  # fmt: skip
+        self.controller.start()
+
+    def _stop(self) -> None:
+        """First stop acting, then give the Lease up."""
+        self.metrics.leading.set(0)
+        if self.controller is not None:
+            self.controller.stop()
+        self.election.stop()
+        for server in self.servers:
+            server.shutdown()
+            server.server_close()
+        self.engine.dispose()
+
+    def _wrong(self) -> str | None:
+        return self.controller.wrong() if self.controller is not None else None
+
+
+def database_url() -> str:
+    """The URL that the Secret holds, from its file; never an argument.
+
+    Raises:
+        SetupError: there is none.
+    """
+    path = Path(os.environ.get("TANDEM_DB_FILE", f"{DATABASE_FOLDER}/uri"))
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SetupError(
+            f"the database's URL cannot be read from {path} ({error.strerror}): mount the Secret there, "
+            "or name its file in TANDEM_DB_FILE"
+        ) from None
+
+
+def _in_cluster() -> bool:
+    return "KUBERNETES_SERVICE_HOST" in os.environ
+
+
+def _yaml(path: Path) -> Any:
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise SpecError(f"{path}: {error.strerror}: give a readable YAML file") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SpecError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None

@@ -1,0 +1,408 @@
+"""What to do about one PairRun: a pure function of what is observed. Level-triggered: it never asks what just happened.
+
+Order of a life: chosen (status names both nodes) -> children made -> both pods run -> both ended -> attempt closed ->
+judged, or another attempt. The status is written first; what it claims is what other runs see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tandem.errors import SpecError
+from tandem.pairing.choose import NoPairing, Pairing, choose
+from tandem.pairrun import names
+from tandem.pairrun.spec import Device, NodeChoice, PairRunSpec
+from tandem.pairrun.status import (
+    AttemptStatus,
+    Chosen,
+    Counts,
+    FirstMismatch,
+    PairRunStatus,
+    PassedOver,
+    seconds,
+    set_condition,
+    timestamp,
+)
+from tandem.spec import RunSpec, resolve
+from tandem.vocabulary import Role, Verdict
+from tandem_controller import ending, observed
+from tandem_controller.observed import Action, Decision, Observed
+
+KEPT_ATTEMPTS = 20
+KEPT_PASSED_OVER = 50
+MOST_BACKOFF_S = 3600.0
+
+
+def plan(o: Observed) -> Decision:
+    """The new status of a PairRun, and what to do after it is written."""
+    draft = _Draft(o, o.status)
+    if o.deleting:
+        _delete(draft)
+    elif draft.status.holds(names.FINISHED):
+        _finished(draft)
+    elif o.spec is None:
+        _end(draft, Verdict.INCONCLUSIVE, "InvalidSpec", "invalid_spec", f"inconclusive: {o.spec_error}")
+    else:
+        _live(draft, o.spec)
+    return draft.decision()
+
+
+@dataclass
+class _Draft:
+    """A decision in the making."""
+
+    o: Observed
+    status: PairRunStatus
+    actions: list[Action] = field(default_factory=list)
+    requeue: float | None = None
+
+    def set(self, **values: object) -> None:
+        self.status = self.status.model_copy(update=values)
+
+    def condition(self, kind: str, status: bool | None, reason: str, message: str) -> None:
+        self.set(
+            conditions=set_condition(
+                self.status.conditions, kind, status, reason, message, self.o.now, self.o.generation
+            )
+        )
+
+    def do(self, *actions: Action) -> None:
+        self.actions += actions
+
+    def again(self, after: float) -> None:
+        self.requeue = after if self.requeue is None else min(self.requeue, after)
+
+    def decision(self) -> Decision:
+        self.set(observed_generation=self.o.generation, run_id=str(self.o.run_id))
+        return Decision(self.status, tuple(self.actions), self.requeue)
+
+    @property
+    def current(self) -> AttemptStatus | None:
+        """The newest attempt, if it has not ended."""
+        last = self.status.attempts[-1] if self.status.attempts else None
+        return last if last is not None and last.ended_at is None else None
+
+    def replace_last(self, attempt: AttemptStatus) -> None:
+        self.set(attempts=[*self.status.attempts[:-1], attempt])
+
+
+# -- the two ends of an object ---------------------------------------------------------------------------
+
+
+def _delete(d: _Draft) -> None:
+    """Children go with their owner; only a mark on a node has to be taken off by hand."""
+    if names.FINALIZER in (d.o.obj["metadata"].get("finalizers") or []):
+        d.do(observed.UnmarkNodes(_nodes(d.status)), observed.Release())
+
+
+def _finished(d: _Draft) -> None:
+    o, last = d.o, d.status.attempts[-1] if d.status.attempts else None
+    if names.FINALIZER in (o.obj["metadata"].get("finalizers") or []):
+        suspect = last.suspect.node if last else ""
+        d.do(observed.UnmarkNodes(_nodes(d.status), suspect, d.status.verdict), observed.Release())
+    for number in sorted({job.attempt for job in o.jobs if not _ended(o, job.attempt)}):
+        d.do(observed.RemoveChildren(number))
+    ttl = o.spec.ttl_seconds_after_finished if o.spec else None
+    ended = seconds(d.status.finished_at)
+    if ttl is not None and ended is not None:
+        left = ended + ttl - o.now
+        if left <= 0:
+            d.do(observed.DeleteSelf())
+        else:
+            d.again(left)
+
+
+def _ended(o: Observed, attempt: int) -> bool:
+    """Whether every Job of an attempt has ended by itself."""
+    return all(job.failed or job.leaving for job in o.jobs if job.attempt == attempt)
+
+
+def _nodes(status: PairRunStatus) -> tuple[str, ...]:
+    found = [chosen.node for a in status.attempts for chosen in (a.suspect, a.reference)]
+    return tuple(dict.fromkeys(found))
+
+
+# -- a live run ------------------------------------------------------------------------------------------
+
+
+def _live(d: _Draft, spec: PairRunSpec) -> None:
+    o = d.o
+    d.set(steps=spec.run.steps)
+    if d.status.condition(names.FINISHED) is None:
+        d.condition(names.FINISHED, False, "InProgress", "")
+    for number in sorted({job.attempt for job in o.jobs} - ({d.current.number} if d.current else set())):
+        if any(a.number == number and a.ended_at is not None for a in d.status.attempts):
+            _remove(d, number)
+    if o.facts.judgement is not None:
+        _judged(d)
+        return
+    if d.current is not None:
+        _running(d, spec, d.current)
+    if d.current is None:
+        _between(d, spec)
+    _delivery(d)
+
+
+def _remove(d: _Draft, number: int) -> None:
+    """What is left of an ended attempt, unless its pods ended by themselves: those keep their logs."""
+    if not _ended(d.o, number) or any(p.attempt == number and not p.ended for p in d.o.pods):
+        d.do(observed.RemoveChildren(number))
+
+
+def _between(d: _Draft, spec: PairRunSpec) -> None:
+    """No attempt runs: judge, wait, or choose the next pair."""
+    o, attempts = d.o, d.status.attempts
+    if attempts and (ending.settled(attempts[-1]) or len(_spent(attempts)) >= spec.retry.max_attempts):
+        _judge(d)
+        return
+    if spec.suspend:
+        d.condition(names.RUNNING, False, "Suspended", "spec.suspend is true")
+        return
+    if attempts and (left := _backoff(spec, attempts, o.now)) > 0:
+        d.condition(names.PAIRED, False, "BackOff", f"the next attempt starts at {timestamp(o.now + left)}")
+        d.again(left)
+        return
+    chosen = _choose(d, spec)
+    if isinstance(chosen, NoPairing):
+        _unpaired(d, chosen)
+    else:
+        _start(d, *chosen)
+
+
+def _choose(d: _Draft, spec: PairRunSpec) -> tuple[Pairing, RunSpec] | NoPairing:
+    o = d.o
+    for volume in spec.template.volumes:
+        if volume.host_path is not None and not _below(volume.host_path, o.settings.worker.allowed_host_paths):
+            return NoPairing(
+                "VolumeForbidden",
+                f"hostPath {volume.host_path}: allowed here are {_listed(o.settings.worker.allowed_host_paths)}",
+                final=True,
+            )
+    if o.missing:
+        return NoPairing("InputMissing", o.missing[0])
+    tolerations = [t.key for t in spec.template.tolerations]
+    if d.status.suspect is not None:  # a further attempt is one more look at the same suspect
+        spec = spec.model_copy(update={"suspect": NodeChoice(node_name=d.status.suspect.node)})
+    found = choose(spec, o.world, o.policy, tolerations)
+    if isinstance(found, NoPairing):
+        return found
+    run = spec.run.model_copy(update={"tp": found.devices})
+    try:
+        if run.weights is None:
+            resolve(run)
+    except SpecError as error:
+        return NoPairing("ImpossibleTP", str(error), found.passed_over, final=found.device is Device.CPU)
+    return found, run
+
+
+def _unpaired(d: _Draft, why: NoPairing) -> None:
+    passed = _shown(why.passed_over)
+    d.set(passed_over=passed, passed_over_total=len(why.passed_over))
+    before = d.status.condition(names.PAIRED)
+    if why.final:
+        _end(d, Verdict.INCONCLUSIVE, why.reason, _snake(why.reason), f"inconclusive: {why.message}")
+        return
+    if before is None or (before.reason, before.message) != (why.reason, why.message):
+        d.do(observed.Event(why.reason, why.message, warning=True))
+    d.condition(names.PAIRED, False, why.reason, why.message)
+    d.condition(names.RUNNING, False, "NotPaired", "")
+    d.again(d.o.settings.pairing_seconds)
+
+
+def _start(d: _Draft, pairing: Pairing, run: RunSpec) -> None:
+    o = d.o
+    number = d.status.attempt + 1
+    sides = {
+        Role.SUSPECT: Chosen(node=pairing.suspect.name, reason=pairing.suspect_reason, boot_id=pairing.suspect.boot_id),
+        Role.REFERENCE: Chosen(
+            node=pairing.reference.name, reason=pairing.reference_reason, boot_id=pairing.reference.boot_id
+        ),
+    }
+    attempt = AttemptStatus(
+        number=number, suspect=sides[Role.SUSPECT], reference=sides[Role.REFERENCE], device=pairing.device,
+        devices=pairing.devices, started_at=timestamp(o.now),
+    )  # fmt: skip
+    d.set(
+        attempts=[*d.status.attempts, attempt][-KEPT_ATTEMPTS:], attempt=number, step=0, steps=run.steps,
+        suspect=attempt.suspect, reference=attempt.reference, passed_over=_shown(pairing.passed_over),
+        passed_over_total=len(pairing.passed_over),
+    )  # fmt: skip
+    shown = ((role, sides[role]) for role in (Role.SUSPECT, Role.REFERENCE))
+    message = ", ".join(f"{role} {side.node} ({side.reason})" for role, side in shown)
+    d.condition(names.PAIRED, True, "Paired", message)
+    d.condition(names.RUNNING, False, "Starting", "the pods are being made")
+    d.do(observed.Event("Paired", f"attempt {number}: {message}"))
+    if o.settings.mark_nodes:
+        d.do(observed.MarkNodes((attempt.suspect.node, attempt.reference.node)))
+    d.do(observed.MakeChildren(number))
+    if o.facts.reachable:
+        d.do(observed.StoreAttempt(number))
+    d.again(10.0)
+
+
+def _running(d: _Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
+    """An attempt goes on: see that everything is there, or that it has ended."""
+    o = d.o
+    pods = [pod for pod in o.pods if pod.attempt == attempt.number]
+    _progress(d)
+    end = ending.why(o, spec, attempt, pods)
+    if end is not None:
+        _close(d, attempt, end)
+        return
+    if o.facts.reachable and attempt.number not in o.facts.attempts:
+        d.do(observed.StoreAttempt(attempt.number))
+    jobs = {job.role for job in o.jobs if job.attempt == attempt.number}
+    if len(jobs) < len(Role):
+        d.do(observed.MakeChildren(attempt.number))
+        if failure := o.failures.get("MakeChildren"):
+            d.condition(names.RUNNING, False, "ChildrenRefused", failure)
+    running = {pod.role for pod in pods if pod.running}
+    if len(running) == len(Role):
+        if attempt.running_at is None:
+            d.replace_last(attempt.model_copy(update={"running_at": timestamp(o.now)}))
+            d.do(observed.Event("Running", f"attempt {attempt.number}: both pods run"))
+        d.condition(names.RUNNING, True, "Running", "")
+    elif attempt.running_at is None and len(jobs) == len(Role):
+        d.condition(names.RUNNING, False, "Starting", ending.waits_for(pods))
+    if (left := ending.next_deadline(o, spec, attempt)) is not None:
+        d.again(max(left, 1.0))
+
+
+def _close(d: _Draft, attempt: AttemptStatus, end: ending.End) -> None:
+    o = d.o
+    ended = attempt.model_copy(
+        update={
+            "ended_at": timestamp(o.now), "reason": end.reason, "message": end.message[:1024],
+            "infrastructure": end.infrastructure,
+        }
+    )  # fmt: skip
+    d.replace_last(ended)
+    d.condition(names.RUNNING, False, "Ended", f"attempt {attempt.number}: {end.reason}: {end.message}"[:1024])
+    sentence = f"attempt {attempt.number} ended: {end.reason}" + (f": {end.message}" if end.message else "")
+    d.do(observed.Event("AttemptEnded", sentence, warning=end.reason not in ("completed", "stopped")))
+    if not end.by_itself:
+        d.do(observed.RemoveChildren(attempt.number))
+    if o.facts.reachable:
+        d.do(observed.CloseAttempt(attempt.number, end.reason))
+
+
+def _progress(d: _Draft) -> None:
+    """Step and counts, at most every so often; the first mismatch at once."""
+    o, live = d.o, d.o.facts.live
+    if not o.facts.reachable or not o.facts.run_stored:
+        return
+    first = FirstMismatch.model_validate(live.first) if live.first and d.status.first_mismatch is None else None
+    due = o.now - (seconds(d.status.progress_at) or 0.0) >= o.settings.progress_seconds
+    counts = _counts(o)
+    step = live.step if live.attempt == d.status.attempt else d.status.step
+    if first is None and (not due or (counts == d.status.counts and step == d.status.step)):
+        return
+    if first is not None:
+        d.do(observed.Event("Mismatch", f"first at step {first.step}, {first.site}, rank {first.rank}", warning=True))
+        d.set(first_mismatch=first)
+    d.set(counts=counts, step=step, progress_at=timestamp(o.now))
+
+
+def _counts(o: Observed) -> Counts:
+    live = o.facts.live
+    return Counts(
+        sites=live.sites, elements=live.elements, mismatched_sites=live.mismatched_sites,
+        mismatched_elements=live.mismatched_elements, other_findings=live.other_findings,
+    )  # fmt: skip
+
+
+# -- the verdict -----------------------------------------------------------------------------------------
+
+
+def _judge(d: _Draft) -> None:
+    o = d.o
+    if not o.facts.reachable:
+        d.again(o.settings.pairing_seconds)
+        return
+    missing = [a.number for a in d.status.attempts if a.number not in o.facts.attempts]
+    d.do(*(observed.StoreAttempt(number) for number in missing))
+    d.do(*(observed.CloseAttempt(a.number, a.reason) for a in d.status.attempts if _open(o, a)), observed.Judge())
+    d.again(5.0)
+
+
+def _open(o: Observed, attempt: AttemptStatus) -> bool:
+    return o.facts.attempts.get(attempt.number, "running") == "running"
+
+
+def _judged(d: _Draft) -> None:
+    o, judgement = d.o, d.o.facts.judgement
+    assert judgement is not None
+    if (current := d.current) is not None:  # judged by a controller that did not get to write it down
+        d.replace_last(current.model_copy(update={"ended_at": timestamp(o.now), "reason": "completed"}))
+    first = FirstMismatch.model_validate(o.facts.live.first) if o.facts.live.first else d.status.first_mismatch
+    step = o.facts.live.step if o.facts.live.attempt == d.status.attempt else d.status.step
+    d.set(counts=_counts(o), first_mismatch=first, step=step, progress_at=timestamp(o.now))
+    lost = judgement.reason in ("records_missing", "closing_missing", "steps_missing")
+    d.condition(
+        names.RECORDS_DELIVERED, not lost, "RecordsMissing" if lost else "Delivered",
+        judgement.sentence if lost else "",
+    )  # fmt: skip
+    verdict = Verdict(judgement.verdict)
+    _end(d, verdict, _camel(verdict), judgement.reason, judgement.sentence)
+
+
+def _end(d: _Draft, verdict: Verdict, reason: str, name: str, sentence: str) -> None:
+    """The terminal conditions and the verdict, in one write."""
+    o = d.o
+    d.set(verdict=str(verdict), reason=name, message=sentence[:2048], finished_at=timestamp(o.now))
+    if d.status.condition(names.PAIRED) is None:
+        d.condition(names.PAIRED, False, reason, sentence)
+    d.condition(names.RUNNING, False, "Finished", "")
+    d.condition(names.FINISHED, True, reason, sentence)
+    d.condition(names.SUCCEEDED, verdict is Verdict.MATCH, reason, sentence)
+    d.condition(names.FAILED, verdict is not Verdict.MATCH, reason, sentence)
+    d.do(observed.Event(reason, sentence, warning=verdict is not Verdict.MATCH))
+    d.again(1.0)
+
+
+def _delivery(d: _Draft) -> None:
+    """Whether records arrive, as far as it can be told before the verdict."""
+    if not d.o.facts.reachable:
+        d.condition(names.RECORDS_DELIVERED, None, "DatabaseUnreachable", d.o.facts.error)
+    elif d.status.attempts:
+        d.condition(names.RECORDS_DELIVERED, False, "InProgress", "")
+
+
+# -- small things ----------------------------------------------------------------------------------------
+
+
+def _spent(attempts: Sequence[AttemptStatus]) -> list[AttemptStatus]:
+    """Attempts that count towards the limit: a suspension does not."""
+    return [a for a in attempts if a.reason != "suspended"]
+
+
+def _backoff(spec: PairRunSpec, attempts: Sequence[AttemptStatus], now: float) -> float:
+    """Seconds until the next attempt may start: doubled for each that was spent."""
+    if attempts[-1].reason == "suspended":
+        return 0.0
+    wait = min(spec.retry.backoff_seconds * 2.0 ** (len(_spent(attempts)) - 1), MOST_BACKOFF_S)
+    return (seconds(attempts[-1].ended_at) or 0.0) + wait - now
+
+
+def _shown(passed: Sequence[PassedOver]) -> list[PassedOver]:
+    return list(passed[:KEPT_PASSED_OVER])
+
+
+def _below(path: str, allowed: Sequence[str]) -> bool:
+    parts = [part for part in path.split("/") if part]
+    if ".." in parts:
+        return False
+    return any(parts[: len(root)] == root for root in ([p for p in a.split("/") if p] for a in allowed))
+
+
+def _listed(paths: Sequence[str]) -> str:
+    return "none (chart value worker.allowedHostPaths)" if not paths else f"only folders below {', '.join(paths)}"
+
+
+def _camel(word: str) -> str:
+    return "".join(part.capitalize() for part in word.split("_"))
+
+
+def _snake(word: str) -> str:
+    return "".join(f"_{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(word))

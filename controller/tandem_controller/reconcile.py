@@ -1,0 +1,200 @@
+"""One PairRun, from what is seen to what is done: gather, plan, one status write, then the actions.
+
+The caches may be behind; the status write fails then (its resourceVersion is old), and the key comes again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from tandem.db.fence import Fenced
+from tandem.errors import DatabaseError, SpecError
+from tandem.kube.client import Kube
+from tandem.kube.errors import Conflict, Forbidden, KubeError, NotFound
+from tandem.kube.paths import PAIRRUNS, SECRETS, Resource
+from tandem.pairing.choose import World
+from tandem.pairing.policy import Policy
+from tandem.pairrun import names
+from tandem.pairrun.spec import PairRunSpec, read_spec
+from tandem.pairrun.status import PairRunStatus, read_status
+from tandem_controller import parse, world
+from tandem_controller.act import Actor
+from tandem_controller.cache import Caches
+from tandem_controller.facts import FactStore
+from tandem_controller.metrics import Metrics
+from tandem_controller.observed import Decision, Event, Observed
+from tandem_controller.plan import plan
+from tandem_controller.settings import Settings
+from tandem_controller.verdicts import Verdicts
+
+log = logging.getLogger("tandem.controller")
+CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
+CONFIG_MAPS = Resource("/api/v1", "configmaps")
+PASSES = 3
+"""How often one reconcile looks again at once, after it changed something that the next look depends on."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a reconcile works with."""
+
+    kube: Kube
+    caches: Caches
+    facts: FactStore
+    verdicts: Verdicts
+    policy: Policy
+    settings: Settings
+    metrics: Metrics
+    snapshot: world.PodSnapshot
+    nodes: world.Nodes
+    clock: Callable[[], float] = time.time
+
+
+class Reconciler:
+    """Reconciles one key at a time; several threads may each have one."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.actor = Actor(parts)
+        self._pairing = threading.Lock()
+        self._failures: dict[str, dict[str, str]] = {}
+        """By key: what could not be done lately."""
+
+    def reconcile(self, key: str) -> float | None:
+        """Bring one PairRun forward; returns after how many seconds to look again, None for at the next event.
+
+        Raises:
+            Fenced: a newer leader has written: this process must end.
+            KubeError: the API server refused or did not answer; the key comes again later.
+        """
+        for _ in range(PASSES):
+            obj = self.parts.caches.pairrun(key)
+            if obj is None:
+                self._failures.pop(key, None)
+                return None
+            with self._choosing(obj):
+                seen = self._observe(key, obj)
+                decision = plan(seen)
+                written = self._write(seen, decision)
+            if not self._act(key, seen, decision, written):
+                return decision.requeue_s
+        return 0.5
+
+    def _choosing(self, obj: Mapping[str, Any]) -> AbstractContextManager[Any]:
+        """One at a time where nodes may be chosen: the next choice must see what this one claimed."""
+        return self._pairing if _needs_a_pair(read_status(obj.get("status"))) else nullcontext()
+
+    # -- seeing ------------------------------------------------------------------------------------
+
+    def _observe(self, key: str, obj: Mapping[str, Any]) -> Observed:
+        parts = self.parts
+        uid = str(obj["metadata"]["uid"])
+        spec, error = _spec(obj)
+        nodes = parts.nodes.of(parts.caches.nodes())
+        seen = Observed(
+            now=parts.clock(), obj=obj, spec=spec, spec_error=error, world=World(nodes=nodes, usage={}),
+            policy=parts.policy, settings=parts.settings,
+            facts=parts.facts.of(names.run_id_of(uid, str(obj["metadata"]["creationTimestamp"]))),
+            pods=[pod for raw in parts.caches.pods_of(uid) if (pod := parse.pod_from(raw)) is not None],
+            jobs=[job for raw in parts.caches.jobs_of(uid) if (job := parse.job_from(raw)) is not None],
+            node_ready={node.name: node.ready for node in nodes}, failures=self._failures.get(key, {}),
+        )  # fmt: skip
+        if spec is None or not _needs_a_pair(seen.status):
+            return seen
+        missing: list[str] = []
+        gathered = seen.world
+        try:
+            gathered = world.gather(
+                nodes, parts.caches.pairruns(), uid, spec, seen.status, parts.snapshot.usage,
+                parts.verdicts.compared_with,
+            )  # fmt: skip
+            missing = self._missing(seen, spec)
+        except DatabaseError as failure:
+            missing = [f"which references were used before cannot be told: {failure}"]
+        except KubeError as failure:
+            missing = [str(failure)]
+        return Observed(**{**_fields(seen), "world": gathered, "missing": missing})
+
+    def _missing(self, seen: Observed, spec: PairRunSpec) -> list[str]:
+        """What the pods will need and the namespace lacks: a pod would wait for it for ever, and tell events only."""
+        wanted = [(SECRETS, self.parts.settings.database.name, "the database's Secret")]
+        for volume in spec.template.volumes:
+            if volume.persistent_volume_claim is not None:
+                wanted.append((CLAIMS, volume.persistent_volume_claim, f"volume {volume.name}"))
+            if volume.config_map is not None:
+                wanted.append((CONFIG_MAPS, volume.config_map, f"volume {volume.name}"))
+        found = []
+        for resource, name, what in wanted:
+            try:
+                self.parts.kube.get(resource.path(seen.namespace, name))
+            except NotFound:
+                found.append(f"{what}: {resource.plural}/{name} does not exist in {seen.namespace}: create it")
+        return found
+
+    # -- doing -------------------------------------------------------------------------------------
+
+    def _write(self, seen: Observed, decision: Decision) -> bool:
+        """Write the status if it changed. What it claims is seen by the next pairing at once."""
+        if decision.status == seen.status and seen.obj.get("status"):
+            return False
+        body = {**seen.obj, "status": decision.status.to_object()}
+        path = PAIRRUNS.path(seen.namespace, seen.name, "status")
+        try:
+            self.parts.caches.put_pairrun(self.parts.kube.replace(path, body))
+        except NotFound:
+            self.parts.caches.drop_pairrun(seen.uid)
+            return False
+        self.parts.metrics.status_writes.inc()
+        return True
+
+    def _act(self, key: str, seen: Observed, decision: Decision, written: bool) -> bool:
+        """Do what was decided, in order; whether it is worth looking again at once."""
+        failures: dict[str, str] = {}
+        again = False
+        for action in decision.actions:
+            if isinstance(action, Event) and not written:
+                continue
+            name = type(action).__name__
+            try:
+                again |= self.actor.do(action, seen, decision.status)
+            except Fenced:
+                raise
+            except DatabaseError as error:
+                self.parts.facts.failed(str(error))
+                log.warning("%s: %s: %s", key, name, error)
+            except Conflict as error:
+                log.info("%s: %s: %s", key, name, error)
+                again = True
+            except KubeError as error:
+                if isinstance(error, Forbidden) or error.status == 422:
+                    failures[name] = str(error)
+                    log.warning("%s: %s: %s", key, name, error)
+                else:
+                    raise
+        changed = failures != self._failures.get(key, {})
+        self._failures[key] = failures
+        return again or changed
+
+
+def _spec(obj: Mapping[str, Any]) -> tuple[PairRunSpec | None, str]:
+    try:
+        return read_spec(obj.get("spec") or {}), ""
+    except SpecError as error:
+        return None, str(error)
+
+
+def _needs_a_pair(status: PairRunStatus) -> bool:
+    """Whether nodes may have to be chosen now; gathering what that takes is not free."""
+    if status.holds(names.FINISHED):
+        return False
+    return not status.attempts or status.attempts[-1].ended_at is not None
+
+
+def _fields(seen: Observed) -> dict[str, Any]:
+    return {name: getattr(seen, name) for name in seen.__dataclass_fields__}

@@ -1,0 +1,151 @@
+"""What the controller writes to PostgreSQL: runs, attempts, verdicts; each write with the leader's fencing token."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import Engine, select
+from sqlalchemy.exc import DBAPIError
+
+from tandem.db import queries, store
+from tandem.db.engine import unreachable
+from tandem.db.fence import Fence
+from tandem.db.liveness import CONTROLLER, controller_identity
+from tandem.db.models import Attempt, Run
+from tandem.records import AttemptRow, RunRow
+from tandem.recovery import REGULAR_ENDS
+from tandem.spec import RunSpec
+from tandem.verdict import decide, fingerprint, parity_of
+from tandem.vocabulary import AttemptState, ControlName
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An attempt as it is stored."""
+
+    run_id: UUID
+    number: int
+    pairrun: str
+    uid: str
+    run: RunSpec
+    reference: str
+    suspect: str
+    devices: int
+
+
+class Verdicts:
+    """The one writer of runs, attempts and verdicts in a cluster."""
+
+    def __init__(self, engine: Engine, fence: Fence, cluster: str, namespace: str) -> None:
+        """``cluster``: what no other cluster has that writes to the same database; ``namespace``: the one served."""
+        self.engine, self.fence, self.cluster, self.namespace = engine, fence, cluster, namespace
+
+    def store(self, a: Stored) -> None:
+        """Insert a run and one of its attempts; what is there already stays.
+
+        Raises:
+            DatabaseError: the database failed, or a newer leader has written (`Fenced`).
+        """
+        now = time.time()
+        store.create_run(
+            self.engine,
+            RunRow(
+                run_id=a.run_id, created_at=now, workload=a.run.workload, kind=a.run.kind, model=a.run.model,
+                synthetic=a.run.fault is not None, reference_node=a.reference, suspect_node=a.suspect,
+                spec=a.run.model_dump(mode="json"), state="running",
+            ),
+            controller_identity(self.namespace, a.pairrun, a.uid) | {"cluster": self.cluster},
+            exists_ok=True, fence=self.fence,
+        )  # fmt: skip
+        store.start_attempt(
+            self.engine,
+            AttemptRow(
+                run_id=a.run_id, attempt=a.number, state=AttemptState.RUNNING, started_at=now,
+                reference_host=a.reference, suspect_host=a.suspect, devices=a.devices,
+            ),
+            exists_ok=True, fence=self.fence,
+        )  # fmt: skip
+
+    def close(self, run_id: UUID, number: int, reason: str) -> None:
+        """Close an attempt: with its closing record if there is one, else as orphaned for ``reason``.
+
+        Raises:
+            DatabaseError: the database failed, or a newer leader has written (`Fenced`).
+        """
+        records = queries.load_run(self.engine, run_id)
+        closing = next((c for c in records.closings if c.attempt == number), None)
+        if closing is not None and (closing.reason in REGULAR_ENDS or reason == "completed"):
+            reason = closing.reason
+        controls = [c for c in records.controls if c.attempt == number and c.name is ControlName.PARITY]
+        parity = parity_of(controls)
+        store.finish_attempt(
+            self.engine, run_id, number, ended_at=time.time(), reason=reason,
+            state=AttemptState.ORPHANED if closing is None else AttemptState.CLOSED,
+            fingerprint=fingerprint(parity) if parity else None, parity=parity, fence=self.fence,
+        )  # fmt: skip
+
+    def judge(self, run_id: UUID) -> str:
+        """Give a run its verdict, a pure function of what is stored; returns it.
+
+        Raises:
+            DatabaseError: the database failed, or a newer leader has written (`Fenced`).
+        """
+        decision = decide(queries.load_run(self.engine, run_id))
+        store.finish_run(
+            self.engine, run_id, verdict=decision.verdict, reason=decision.reason, sentence=decision.sentence,
+            finished_at=time.time(), fence=self.fence,
+        )  # fmt: skip
+        return str(decision.verdict)
+
+    def left_behind(self, live: set[str]) -> list[tuple[UUID, list[int]]]:
+        """Runs of PairRuns that no longer exist, with their open attempts.
+
+        Args:
+            live: UIDs of the PairRuns that do.
+
+        Raises:
+            DatabaseError: the database failed.
+        """
+        try:
+            with self.engine.connect() as conn:
+                rows = conn.execute(select(Run.run_id, Run.supervisor).where(Run.state == "running")).all()
+                gone = [
+                    row.run_id for row in rows if self._mine(row.supervisor) and row.supervisor.get("uid") not in live
+                ]
+                open_ = select(Attempt.run_id, Attempt.attempt).where(
+                    Attempt.run_id.in_(gone), Attempt.state == AttemptState.RUNNING
+                )
+                attempts = conn.execute(open_).all()
+        except DBAPIError as error:
+            raise unreachable(self.engine.url.render_as_string(hide_password=False), error) from None
+        return [(run_id, [row.attempt for row in attempts if row.run_id == run_id]) for run_id in gone]
+
+    def _mine(self, supervisor: Mapping[str, Any]) -> bool:
+        """Whether a run is one of this cluster's and namespace's PairRuns: others may share the database."""
+        found = tuple(supervisor.get(name) for name in ("kind", "cluster", "namespace"))
+        return found == (CONTROLLER, self.cluster, self.namespace)
+
+    def compared_with(self) -> dict[str, frozenset[str]]:
+        """Suspect node -> references that it was compared with in a run that spoke.
+
+        Raises:
+            DatabaseError: the database failed.
+        """
+        try:
+            with self.engine.connect() as conn:
+                rows = conn.execute(
+                    select(Attempt.suspect_host, Attempt.reference_host)
+                    .join(Run, Run.run_id == Attempt.run_id)
+                    .where(Run.verdict.in_(("match", "mismatch")), Attempt.state == AttemptState.CLOSED)
+                    .distinct()
+                ).all()
+        except DBAPIError as error:
+            raise unreachable(self.engine.url.render_as_string(hide_password=False), error) from None
+        found: dict[str, set[str]] = {}
+        for suspect, reference in rows:
+            found.setdefault(suspect, set()).add(reference)
+        return {suspect: frozenset(references) for suspect, references in found.items()}
