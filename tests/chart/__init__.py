@@ -1,0 +1,1 @@
+"""Tests of the Helm chart: what it renders, and that a real API server takes it."""
