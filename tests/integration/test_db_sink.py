@@ -16,14 +16,15 @@ import psutil
 import pytest
 from sqlalchemy import Engine, text
 
-from db_samples import make_run, mismatch, scalar, some_records, step
+from db_samples import make_run, mismatch, run_row, scalar, some_records, step
 from tandem.db import embedded, store
 from tandem.db.engine import connect
 from tandem.db.replay import replay_spools
 from tandem.db.sink import Sink, encoder
 from tandem.db.spool import Spool, frame, header
 from tandem.errors import DatabaseError
-from tandem.records import Record
+from tandem.ids import new_run_id
+from tandem.records import AttemptRow, Record
 
 
 @pytest.fixture
@@ -384,3 +385,49 @@ def test_the_sink_needs_the_run_no_more_than_the_store_does(database_url: str, e
     store.finish_run(engine, run_id, verdict="inconclusive", reason="r", sentence="s", finished_at=1.8e9)
     leave_spool(tmp_path, run_id, [step(run_id, 0)])
     assert replay_spools(database_url, tmp_path).rows == 1
+
+
+def test_nothing_is_stored_before_the_attempt_itself_is(database_url: str, engine: Engine, tmp_path: Path) -> None:
+    """Its controller may have found the database away while the pair ran: without the run's row the month's partition
+    may be missing, and steps would never enter the roll-ups. The records wait, and then all count.
+    """
+    run_id = new_run_id(time.time(), os.urandom(10))
+    errors: list[str] = []
+    with Sink(database_url, tmp_path, run_id, 1, on_error=errors.append) as sink:
+        for record in some_records(run_id, 6):
+            sink.put(record)
+        wait_until(lambda: sink.stats.last_error is not None)
+        assert "is not stored there yet" in errors[0]
+        assert (sink.stats.acknowledged, sink.stats.refused, sink.stats.spooled) == (0, 0, sink.stats.put)
+        store.create_run(engine, run_row(run_id))
+        assert not sink.flush(0.3)
+        assert stored(engine, run_id) == (0, 0, 0)
+        store.start_attempt(
+            engine,
+            AttemptRow(
+                run_id=run_id,
+                attempt=1,
+                state="running",
+                started_at=1.0,
+                reference_host="a",
+                suspect_host="b",
+                devices=2,
+            ),
+        )
+        assert sink.flush(30)
+        assert sink.stats.last_error is None
+    assert stored(engine, run_id) == (6, 6, 6)
+
+
+def test_a_spool_whose_attempt_is_not_stored_waits_for_it(database_url: str, engine: Engine, tmp_path: Path) -> None:
+    run_id = new_run_id(time.time(), os.urandom(10))
+    path = leave_spool(tmp_path, run_id, some_records(run_id, 3))
+    store.create_run(engine, run_row(run_id))
+    assert replay_spools(database_url, tmp_path).foreign == [path]
+    assert stored(engine, run_id) == (0, 0, 0)
+    store.start_attempt(
+        engine,
+        AttemptRow(run_id=run_id, attempt=1, state="running", started_at=1.0, reference_host="a", suspect_host="b"),
+    )
+    assert replay_spools(database_url, tmp_path).replayed == [path]
+    assert stored(engine, run_id) == (3, 3, 3)

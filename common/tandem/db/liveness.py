@@ -45,8 +45,19 @@ def identity(pid: int | None = None) -> dict[str, Any]:
     }
 
 
+CONTROLLER = "controller"
+"""``kind`` in the identity of a run that a controller supervises: any of its replicas may do so, on any machine."""
+
+
+def controller_identity(namespace: str, name: str, uid: str) -> dict[str, Any]:
+    """What supervises the run of a PairRun."""
+    return {"kind": CONTROLLER, "namespace": namespace, "pairrun": name, "uid": uid}
+
+
 def alive(supervisor: Mapping[str, Any]) -> bool | None:
-    """Whether the process of an ``identity`` lives; None where that cannot be told from here."""
+    """Whether the process of an ``identity`` lives; None where that cannot be told from here, as of a controller."""
+    if supervisor.get("kind") == CONTROLLER:
+        return None
     if supervisor.get("host") != host() or not isinstance(supervisor.get("pid"), int):
         return None
     if supervisor.get("boot") != _boot():

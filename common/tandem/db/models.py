@@ -46,6 +46,7 @@ class Base(DeclarativeBase):
 
 _EMPTY = sql("''::text")
 _NO_KEYS = sql("'{}'::jsonb")
+_ZERO = sql("0")
 
 
 class Run(Base):
@@ -268,6 +269,42 @@ class RollupLedger(Base):
     mismatched_elements: Mapped[int] = mapped_column(BigInteger)
     device_seconds: Mapped[float]
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class AttemptTotals(Base):
+    """Totals of what is stored of an attempt, so that nobody who asks how it stands reads its rows.
+
+    Counts change only by steps that were really inserted. ``first_...`` is the least (step, site, rank) of its rows.
+    """
+
+    __tablename__ = "attempt_totals"
+
+    run_id: Mapped[UUID] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    last_step: Mapped[int | None] = mapped_column(BigInteger)
+    steps: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    sites: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    elements: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    mismatched_sites: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    mismatched_elements: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    other_findings: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    """Rows with another cause than ``compute``, those beyond the cap included."""
+    first_step: Mapped[int | None] = mapped_column(BigInteger)
+    first_site: Mapped[int | None]
+    first_rank: Mapped[int | None]
+    first_place: Mapped[str | None]
+    """Phase, module, layer and tensor, for people."""
+    first_mismatched: Mapped[int | None] = mapped_column(BigInteger)
+    updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
+
+
+class Fence(Base):
+    """The newest leader that has written, per name: whoever comes with a smaller token is refused."""
+
+    __tablename__ = "fences"
+
+    name: Mapped[str] = mapped_column(primary_key=True)
+    token: Mapped[int] = mapped_column(BigInteger)
 
 
 class NodeDecision(Base):

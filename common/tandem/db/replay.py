@@ -34,7 +34,7 @@ class ReplayReport:
     busy: list[Path] = field(default_factory=list)
     """Their writer lives."""
     foreign: list[Path] = field(default_factory=list)
-    """Their run is not in this database: they wait for the one that knows it."""
+    """Their run or attempt is not in this database (yet): they wait for one that knows it."""
     expired: list[Path] = field(default_factory=list)
     """Removed: retention had dropped their run's records."""
     quarantined: list[Path] = field(default_factory=list)
@@ -79,7 +79,7 @@ def _replay(conn: psycopg.Connection[Any], reader: SegmentReader, report: Replay
     if reader.run_id is not None:
         row = conn.execute("SELECT records_dropped_at FROM runs WHERE run_id = %s", [reader.run_id]).fetchone()
         conn.commit()
-        if row is None:
+        if row is None or not writer.attempt_stored(conn, reader.run_id, reader.attempt):
             report.foreign.append(path)
             return
         if row[0] is not None:

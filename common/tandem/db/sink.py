@@ -9,6 +9,9 @@ and then survives a power cut as well.
 Memory is bounded: batches beyond ``memory_records`` stay in the spool alone and are read back when
 their turn comes. If the spool cannot be written either, records are counted as ``lost`` beyond that bound. Whatever
 was lost or refused makes ``flush`` false, and a run whose records were not delivered is never ``match``.
+
+A database in which the attempt's own row is not stored yet (its controller could not reach it either) counts as one
+that does not answer: nothing is written before that row is there.
 """
 
 from __future__ import annotations
@@ -110,6 +113,8 @@ class Sink:
         on_error: Callable[[str], None] | None = None,
     ) -> None:
         self._url = url
+        self._of = run_id, attempt
+        self._attempt_stored = False
         self._spool = Spool(spool_dir, run_id, attempt, limit_bytes=spool_limit_bytes)
         self._memory_records = memory_records
         self._on_error = on_error or (lambda _: None)
@@ -331,6 +336,11 @@ class Sink:
                 connection = open_connection(self._url, statement_timeout_s=STALL_S)
                 self._connection = connection
                 writer.prepare(connection)
+            if not self._attempt_stored:
+                if not writer.attempt_stored(self._connection, *self._of):
+                    run_id, attempt = self._of
+                    raise DatabaseError(f"attempt {attempt} of run {run_id} is not stored there yet")
+                self._attempt_stored = True
             writer.write(self._connection, [item.line for item in items])
         finally:
             self._began = None

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from tandem.db import liveness, queries
 from tandem.db.engine import one_line
+from tandem.db.fence import Fence
 from tandem.db.models import Attempt, Run
 from tandem.db.partitions import created, ensure_partitions
 from tandem.errors import DatabaseError
@@ -25,42 +26,68 @@ Alive = Callable[[Mapping[str, Any]], bool | None]
 """Whether the supervisor of an attempt lives; None: cannot be told from here (another host)."""
 
 
-def create_run(engine: Engine, row: RunRow, supervisor: Mapping[str, Any] | None = None) -> None:
+def create_run(
+    engine: Engine,
+    row: RunRow,
+    supervisor: Mapping[str, Any] | None = None,
+    *,
+    exists_ok: bool = False,
+    fence: Fence | None = None,
+) -> None:
     """Insert a run, and the partitions of its month where they are missing.
 
     Args:
         engine: the database.
         row: the run; ``synthetic`` can never change afterwards.
-        supervisor: identity of the process that supervises it; None: this process.
+        supervisor: identity of what supervises it; None: this process.
+        exists_ok: the same run (id, workload, kind, synthetic or not) may be there already; it stays as it is.
+        fence: checked in the same transaction.
 
     Raises:
-        DatabaseError: the id exists, is no UUIDv7, or the database failed.
+        DatabaseError: the id exists, is no UUIDv7, or the database failed; as `Fenced` if a newer leader has written.
     """
     when = created(row.run_id)
     supervisor = liveness.identity() if supervisor is None else supervisor
-    with _transaction(engine, f"run {row.run_id} could not be created") as conn:
+    with _transaction(engine, f"run {row.run_id} could not be created", fence) as conn:
         try:
             with conn.begin_nested():
                 conn.execute(insert(Run).values(**_columns(row), supervisor=dict(supervisor)))
         except IntegrityError as error:
-            if getattr(error.orig, "sqlstate", None) == "23505":
+            if getattr(error.orig, "sqlstate", None) != "23505":
+                raise
+            if not exists_ok:
                 raise DatabaseError(f"run {row.run_id} exists already: leave the id out to get a new one") from None
-            raise
+            there = conn.execute(select(Run.workload, Run.kind, Run.synthetic).where(Run.run_id == row.run_id)).one()
+            if tuple(there) != (row.workload, row.kind, row.synthetic):
+                raise DatabaseError(f"run {row.run_id} exists already, and is another: make a new one") from None
         ensure_partitions(conn, when)
 
 
-def start_attempt(engine: Engine, row: AttemptRow) -> None:
+def start_attempt(engine: Engine, row: AttemptRow, *, exists_ok: bool = False, fence: Fence | None = None) -> None:
     """Insert an attempt of a run.
 
     Args:
         engine: the database.
         row: the attempt; its hosts decide whether the roll-ups count it, so they must be known by now.
+        exists_ok: the same attempt (on the same hosts) may be there already; it stays as it is.
+        fence: checked in the same transaction.
 
     Raises:
-        DatabaseError: the attempt exists, the run does not, or the database failed.
+        DatabaseError: the attempt exists, the run does not, or the database failed; as `Fenced` if a newer leader has
+            written.
     """
-    with _transaction(engine, f"attempt {row.attempt} of run {row.run_id} could not be started") as conn:
-        conn.execute(insert(Attempt).values(**_columns(row)))
+    what = f"attempt {row.attempt} of run {row.run_id}"
+    with _transaction(engine, f"{what} could not be started", fence) as conn:
+        try:
+            with conn.begin_nested():
+                conn.execute(insert(Attempt).values(**_columns(row)))
+        except IntegrityError as error:
+            if getattr(error.orig, "sqlstate", None) != "23505" or not exists_ok:
+                raise
+            key = (Attempt.run_id == row.run_id, Attempt.attempt == row.attempt)
+            there = conn.execute(select(Attempt.reference_host, Attempt.suspect_host).where(*key)).one()
+            if tuple(there) != (row.reference_host, row.suspect_host):
+                raise DatabaseError(f"{what} exists already, on other hosts: make a new one") from None
 
 
 def finish_attempt(
@@ -73,18 +100,22 @@ def finish_attempt(
     ended_at: float,
     fingerprint: str | None = None,
     parity: Mapping[str, str] | None = None,
+    fence: Fence | None = None,
 ) -> bool:
     """Close an attempt that runs.
 
     Returns:
         False if it was closed already; nothing changed then.
+
+    Raises:
+        DatabaseError: the database failed; as `Fenced` if a newer leader has written.
     """
     values: dict[str, Any] = {"state": str(state), "reason": reason, "ended_at": _time(ended_at)}
     if fingerprint is not None:
         values["fingerprint"] = fingerprint
     if parity is not None:
         values["parity"] = dict(parity)
-    with _transaction(engine, f"attempt {attempt} of run {run_id} could not be closed") as conn:
+    with _transaction(engine, f"attempt {attempt} of run {run_id} could not be closed", fence) as conn:
         found = conn.execute(
             update(Attempt)
             .where(Attempt.run_id == run_id, Attempt.attempt == attempt, Attempt.state == AttemptState.RUNNING)
@@ -93,13 +124,25 @@ def finish_attempt(
         return found.rowcount == 1
 
 
-def finish_run(engine: Engine, run_id: UUID, *, verdict: str, reason: str, sentence: str, finished_at: float) -> bool:
+def finish_run(
+    engine: Engine,
+    run_id: UUID,
+    *,
+    verdict: str,
+    reason: str,
+    sentence: str,
+    finished_at: float,
+    fence: Fence | None = None,
+) -> bool:
     """Give a running run its verdict.
 
     Returns:
         False if it had one already; a verdict is given once.
+
+    Raises:
+        DatabaseError: the database failed; as `Fenced` if a newer leader has written.
     """
-    with _transaction(engine, f"run {run_id} could not be finished") as conn:
+    with _transaction(engine, f"run {run_id} could not be finished", fence) as conn:
         return _finish(conn, run_id, verdict, reason, sentence, finished_at)
 
 
@@ -170,10 +213,12 @@ def _columns(row: RunRow | AttemptRow) -> dict[str, Any]:
 
 
 @contextmanager
-def _transaction(engine: Engine, failed: str) -> Iterator[Connection]:
+def _transaction(engine: Engine, failed: str, fence: Fence | None = None) -> Iterator[Connection]:
     """One transaction whose driver errors become a DatabaseError."""
     try:
         with engine.begin() as conn:
+            if fence is not None:
+                fence.check(conn)
             yield conn
     except DBAPIError as error:
         message = one_line(error, engine.url.render_as_string(hide_password=False))

@@ -1,8 +1,8 @@
 """Writes a batch of records in one transaction: COPY into a staging table, then INSERT ... ON CONFLICT DO NOTHING.
 
 COPY itself knows no ON CONFLICT; the temporary staging table gives its speed to writes that may be repeated. The
-roll-ups of the node profile change in the same statement that inserts the steps, and only by what
-its RETURNING gives: a repeated step adds nothing.
+roll-ups of the node profile and the attempt's totals change in the same statement that inserts the steps, and only by
+what its RETURNING gives: a repeated step adds nothing.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from uuid import UUID
 
 import psycopg
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from tandem.db.rows import LAYOUTS, Layout
-from tandem.records import Record, StepRecord
+from tandem.records import MismatchRecord, Record, StepRecord
 
 _ROLLUP = """
 , counted AS (
@@ -55,8 +56,39 @@ _ROLLUP = """
     mismatched_sites = l.mismatched_sites + EXCLUDED.mismatched_sites,
     mismatched_elements = l.mismatched_elements + EXCLUDED.mismatched_elements,
     device_seconds = l.device_seconds + EXCLUDED.device_seconds, updated_at = now()
+), compared AS (
+  SELECT f.run_id, f.attempt, f.step, f.rows,
+         coalesce(sum((c.value->>0)::bigint), 0) AS sites, coalesce(sum((c.value->>1)::bigint), 0) AS elements,
+         coalesce(sum((c.value->>2)::bigint), 0) AS mismatched_sites,
+         coalesce(sum((c.value->>3)::bigint), 0) AS mismatched_elements
+  FROM fresh f LEFT JOIN LATERAL jsonb_each(f.classes) c ON true GROUP BY f.run_id, f.attempt, f.step, f.rows
+), totalled AS (
+  INSERT INTO attempt_totals AS t (run_id, attempt, last_step, steps, sites, elements,
+                                   mismatched_sites, mismatched_elements, other_findings)
+  SELECT run_id, attempt, max(step), count(*), sum(sites), sum(elements),
+         sum(mismatched_sites), sum(mismatched_elements), sum(rows - mismatched_sites)
+  FROM compared GROUP BY run_id, attempt ORDER BY run_id, attempt
+  ON CONFLICT (run_id, attempt) DO UPDATE SET
+    last_step = greatest(t.last_step, EXCLUDED.last_step), steps = t.steps + EXCLUDED.steps,
+    sites = t.sites + EXCLUDED.sites, elements = t.elements + EXCLUDED.elements,
+    mismatched_sites = t.mismatched_sites + EXCLUDED.mismatched_sites,
+    mismatched_elements = t.mismatched_elements + EXCLUDED.mismatched_elements,
+    other_findings = t.other_findings + EXCLUDED.other_findings, updated_at = now()
 )
 """
+
+_FIRST = """
+INSERT INTO attempt_totals AS t (run_id, attempt, first_step, first_site, first_rank, first_place, first_mismatched)
+SELECT DISTINCT ON (run_id, attempt) run_id, attempt, step, site, rank,
+       phase || '/' || module || CASE WHEN layer < 0 THEN '' ELSE ' layer ' || layer END || ' ' || tensor, mismatched
+FROM stage_mismatches ORDER BY run_id, attempt, step, site, rank, tensor
+ON CONFLICT (run_id, attempt) DO UPDATE SET
+  first_step = EXCLUDED.first_step, first_site = EXCLUDED.first_site, first_rank = EXCLUDED.first_rank,
+  first_place = EXCLUDED.first_place, first_mismatched = EXCLUDED.first_mismatched, updated_at = now()
+WHERE t.first_step IS NULL
+   OR (EXCLUDED.first_step, EXCLUDED.first_site, EXCLUDED.first_rank) < (t.first_step, t.first_site, t.first_rank)
+"""
+"""The least of what is staged: repeated rows change nothing, so nothing has to be known of which were new."""
 
 
 def _create(layout: Layout) -> str:
@@ -76,7 +108,7 @@ def _insert(layout: Layout) -> str:
     insert = f"INSERT INTO {name} ({columns}) SELECT {values} FROM stage_{name} ON CONFLICT DO NOTHING"  # noqa: S608
     if layout.record is not StepRecord:
         return insert
-    fresh = f"WITH fresh AS ({insert} RETURNING run_id, attempt, step, classes, duration_s)"
+    fresh = f"WITH fresh AS ({insert} RETURNING run_id, attempt, step, classes, duration_s, rows)"
     return f"{fresh}{_ROLLUP} SELECT count(*) FROM fresh"  # noqa: S608
 
 
@@ -141,4 +173,15 @@ def write(conn: psycopg.Connection[Any], lines: Sequence[Line]) -> int:
                 new += int(row[0]) if row else 0
             else:
                 new += cursor.rowcount
+            if cls is MismatchRecord:
+                cursor.execute(_FIRST)
     return new
+
+
+def attempt_stored(conn: psycopg.Connection[Any], run_id: UUID, attempt: int) -> bool:
+    """Whether the attempt's own row is there. Before it is, no record of the attempt may be stored: the partitions of
+    its month may be missing, and steps would never enter the roll-ups, which read the run and the attempt.
+    """
+    with conn.transaction():
+        found = conn.execute("SELECT 1 FROM attempts WHERE run_id = %s AND attempt = %s", [run_id, attempt])
+        return found.fetchone() is not None
