@@ -101,7 +101,7 @@ class Actor:
             self.kube.create(SECRETS.path(attempt.namespace), body)
 
     def _remove(self, seen: Observed, number: int) -> None:
-        """Jobs with their pods, keys, Service. NetworkPolicies stay as long as a stuck pod may: until the owner goes."""
+        """Jobs with their pods, keys, Service. NetworkPolicies stay as long as a stuck pod may."""
         for role in Role:
             name = names.child_name(seen.name, seen.uid, number, role)
             self.kube.delete(JOBS.path(seen.namespace, name))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec
 from tandem.pairrun.status import AttemptStatus, seconds
 from tandem.vocabulary import Role
@@ -17,6 +18,8 @@ from tandem_controller.reasons import PodEnd, final, hopeless, job_end, not_star
 
 GRACE_S = 90.0
 """How long the second pod may outlive the first: its watchdog notices, it delivers its records."""
+ONE_SIDED = "OneSideEnded"
+"""Reason of the condition Running while the second side may yet say how it ended."""
 CONSEQUENCES = ("peer_left", "dead_peer", "half_open_link", "slow_peer", "no_peer", "stopped_early", "peer_restarted")
 """What a worker says of itself although the cause lies with its peer."""
 
@@ -47,8 +50,7 @@ def why(o: Observed, spec: PairRunSpec, attempt: AttemptStatus, pods: Sequence[P
         there = {pod.role for pod in pods if pod.ended}
         return End(cause.reason, cause.message, cause.infrastructure, by_itself=len(there) == len(Role))
     if ends:
-        since = max((pod.ended_at or 0.0 for pod in pods if pod.role in ends), default=0.0) or o.now
-        if o.now - since >= GRACE_S or not _may_still_speak(ends, pods):
+        if o.now - _one_sided_since(o, ends, pods) >= GRACE_S or not _may_still_speak(ends, pods):
             cause = _cause(ends)
             return End(cause.reason, cause.message, cause.infrastructure)
         return None
@@ -82,6 +84,19 @@ def _going(o: Observed, pod: Pod) -> PodEnd | None:
     if pod.node and not o.node_ready[pod.node]:
         return PodEnd("node_lost", f"the {pod.role}'s node {pod.node} is not Ready", infrastructure=True)
     return PodEnd("pod_deleted", f"somebody removed the {pod.role}'s pod {pod.name}", infrastructure=True)
+
+
+def one_sided(o: Observed, attempt: AttemptStatus, pods: Sequence[Pod]) -> bool:
+    """Whether one side has ended, as far as can be told."""
+    return bool(_ends(o, attempt, pods))
+
+
+def _one_sided_since(o: Observed, ends: dict[Role, PodEnd], pods: Sequence[Pod]) -> float:
+    """When the first side ended: as its pod says, or, for a pod that nobody can ask, since when its absence is known."""
+    told = [pod.ended_at for pod in pods if pod.role in ends and pod.ended_at is not None]
+    condition = o.status.condition(names.RUNNING)
+    noticed = seconds(condition.last_transition_time) if condition and condition.reason == ONE_SIDED else None
+    return max(told, default=noticed if noticed is not None else o.now)
 
 
 def _may_still_speak(ends: dict[Role, PodEnd], pods: Sequence[Pod]) -> bool:

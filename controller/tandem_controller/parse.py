@@ -48,7 +48,7 @@ def pod_from(obj: Object) -> Pod | None:
     if role is None or attempt is None:
         return None
     meta, spec, status = (obj.get(part) or {} for part in ("metadata", "spec", "status"))
-    container = next((c for c in status.get("containerStatuses") or [] if c.get("name") == CONTAINER), {})
+    container: Object = next((c for c in status.get("containerStatuses") or [] if c.get("name") == CONTAINER), {})
     state = container.get("state") or {}
     waiting, ended, running = (state.get(kind) or {} for kind in ("waiting", "terminated", "running"))
     conditions = {c.get("type"): c for c in status.get("conditions") or []}
@@ -75,7 +75,7 @@ def job_from(obj: Object) -> Job | None:
     if role is None or attempt is None:
         return None
     meta, status = (obj.get(part) or {} for part in ("metadata", "status"))
-    failed = next(
+    failed: Object = next(
         (c for c in status.get("conditions") or [] if c.get("type") == "Failed" and c.get("status") == "True"), {}
     )
     return Job(

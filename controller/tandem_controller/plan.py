@@ -114,8 +114,9 @@ def _finished(d: _Draft) -> None:
 
 
 def _ended(o: Observed, attempt: int) -> bool:
-    """Whether every Job of an attempt has ended by itself."""
-    return all(job.failed or job.leaving for job in o.jobs if job.attempt == attempt)
+    """Whether every Job of an attempt has ended by itself: its pods are left, for their logs."""
+    over = {pod.role for pod in o.pods if pod.attempt == attempt and pod.ended}
+    return all(job.failed or job.leaving or job.role in over for job in o.jobs if job.attempt == attempt)
 
 
 def _nodes(status: PairRunStatus) -> tuple[str, ...]:
@@ -258,7 +259,10 @@ def _running(d: _Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
         if failure := o.failures.get("MakeChildren"):
             d.condition(names.RUNNING, False, "ChildrenRefused", failure)
     running = {pod.role for pod in pods if pod.running}
-    if len(running) == len(Role):
+    if ending.one_sided(o, attempt, pods):
+        d.condition(names.RUNNING, False, ending.ONE_SIDED, "one side has ended; the other may yet say why")
+        d.again(ending.GRACE_S / 4)
+    elif len(running) == len(Role):
         if attempt.running_at is None:
             d.replace_last(attempt.model_copy(update={"running_at": timestamp(o.now)}))
             d.do(observed.Event("Running", f"attempt {attempt.number}: both pods run"))

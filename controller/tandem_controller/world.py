@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from tandem.kube.client import Kube
@@ -69,7 +69,7 @@ class Nodes:
 
 def gather(
     nodes: list[Node],
-    pairruns: list[Mapping[str, Any]],
+    pairruns: Sequence[Mapping[str, Any]],
     uid: str,
     spec: PairRunSpec,
     status: PairRunStatus,

@@ -119,7 +119,11 @@ def test_the_verdict_is_postgres_word_and_never_an_exit_code() -> None:
 # -- infrastructure and retries --------------------------------------------------------------------------
 
 OUTSIDE: list[tuple[dict[str, Any], str]] = [
-    *(({"phase": "Failed", "reason": reason, "message": "m"}, ours) for reason, ours in ADMISSION.items()),
+    *(
+        ({"phase": "Failed", "reason": reason, "message": "m"}, ours)
+        for reason, ours in ADMISSION.items()
+        if ours != "deadline"
+    ),
     *(({"phase": "Failed", "disrupted": reason}, ours) for reason, ours in DISRUPTED.items()),
     ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, "device_gone"),
     ({"phase": "Failed", "exit_code": 137, "exit_reason": "OOMKilled"}, "oom_killed"),
@@ -336,6 +340,8 @@ def test_deletion_needs_nothing_but_the_marks_taken_off() -> None:
 
 def test_a_finished_run_goes_when_its_time_is_over() -> None:
     run = started({"ttlSecondsAfterFinished": 100})
+    for role in Role:
+        run.exit(role, 40)
     run.stored(1, state="closed")
     run.judge("match")
     run.plan(after=1)
