@@ -1,0 +1,380 @@
+"""The whole controller against a real API server and a real PostgreSQL; pods and nodes are driven by hand."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from cluster.api.hands import Hands, forever, leading
+from cluster.handle import ApiServer, until
+from tandem.db import queries
+from tandem.db.engine import connect, parse
+from tandem.kube.client import Kube
+from tandem.kube.errors import NotFound
+from tandem.kube.paths import JOBS, NODES, PAIRRUNS, PODS, SECRETS
+from tandem.pairrun import names
+from tandem.vocabulary import Role
+from tandem_controller import controller as controller_module
+
+pytestmark = pytest.mark.needs("api-server")
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
+
+
+@pytest.fixture
+def hands(api_server: ApiServer, database_url: str) -> Iterator[Hands]:
+    found = Hands(api_server, database_url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def pair(hands: Hands) -> Hands:
+    """A quarantined node and a healthy one."""
+    hands.node("sick", cordoned=True)
+    hands.node("well")
+    return hands
+
+
+def dead_peer() -> str:
+    return json.dumps({"reason": "dead_peer", "message": "gone"})
+
+
+# -- a life ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rows", "verdict"), [(0, "match"), (7, "mismatch")])
+def test_a_quarantined_node_gets_its_partner_and_its_verdict(
+    pair: Hands, tmp_path: Path, rows: int, verdict: str
+) -> None:
+    with leading(pair):
+        pair.create()
+        pair.wait_for(names.PAIRED, "True")
+        status = pair.status()
+        assert status.suspect is not None
+        assert status.reference is not None
+        assert (status.suspect.node, status.suspect.reason) == (f"sick-{pair.namespace}", "cordoned")
+        assert status.reference.node == f"well-{pair.namespace}"
+        pair.start()
+        pair.finish(tmp_path, rows=rows)
+        pair.wait_for(names.FINISHED, "True", verdict.capitalize())
+        assert pair.condition(names.SUCCEEDED)[0] == ("True" if verdict == "match" else "False")
+        assert pair.condition(names.RECORDS_DELIVERED) == ("True", "Delivered")
+        status = pair.status()
+        assert (status.verdict, status.step, status.reason) == (verdict, 12, "completed")
+        assert (status.first_mismatch is None) is (rows == 0)
+        until("the events", lambda: {"Paired", "Running", verdict.capitalize()} <= set(pair.events()))
+    engine = connect(pair.database)
+    records = queries.load_run(engine, pair.run_id())
+    engine.dispose()
+    assert (records.run.verdict, records.run.suspect_node) == (verdict, f"sick-{pair.namespace}")
+    assert records.attempts[0].state == "closed"
+    with engine.connect() as conn:
+        assert conn.scalar(text("SELECT count(*) FROM node_rollups")) > 0  # type: ignore[operator]
+    engine.dispose()
+
+
+def test_each_pod_gets_only_its_own_keys_and_they_are_made_once(pair: Hands) -> None:
+    with leading(pair):
+        pair.create()
+        until("both Jobs", lambda: len(pair.jobs(1)) == 2)
+        uid = pair.get()["metadata"]["uid"]
+        secrets = {
+            role: pair.kube.get(SECRETS.path(pair.namespace, names.child_name("check", uid, 1, role))) for role in Role
+        }
+        keys = {role: {k: base64.b64decode(v) for k, v in s["data"].items()} for role, s in secrets.items()}
+        assert all(s["immutable"] for s in secrets.values())
+        assert keys[Role.SUSPECT]["peer.public"] == keys[Role.REFERENCE]["own.public"]
+        assert keys[Role.SUSPECT]["own.secret"] != keys[Role.REFERENCE]["own.secret"]
+    with leading(pair, token=2):  # another controller takes over: the pair must not be cut apart
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+        for role, before in secrets.items():
+            now = pair.kube.get(SECRETS.path(pair.namespace, before["metadata"]["name"]))
+            assert now["data"] == before["data"], role
+
+
+def test_looking_again_writes_nothing(pair: Hands) -> None:
+    with leading(pair) as term:
+        pair.create()
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+        until("the attempt's row", lambda: term.controller.facts.of(pair.run_id()).attempts)
+        until("an empty queue", lambda: len(term.controller.queue) == 0)
+        version = pair.get()["metadata"]["resourceVersion"]
+        for _ in range(5):
+            term.controller.queue.add(f"{pair.namespace}/check")
+        forever(lambda: pair.get()["metadata"]["resourceVersion"] == version, 1.0)
+
+
+# -- attempts ----------------------------------------------------------------------------------------------
+
+
+def test_situations_18_and_19_a_restart_is_always_both_under_new_names(pair: Hands, tmp_path: Path) -> None:
+    """The evicted pod stays, stuck; the next attempt has other names, keys and pods, and the reference's pod went."""
+    with leading(pair):
+        pair.create(retry={"backoffSeconds": 0})
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+        pair.set_pod(Role.SUSPECT, EVICTED)
+        pair.exit(Role.REFERENCE, 42, dead_peer())
+        until("a second attempt", lambda: len(pair.jobs(2)) == 2)
+        first = pair.status().attempts[0]
+        assert (first.reason, first.infrastructure) == ("evicted", True)
+        one, two = ({j["metadata"]["name"] for j in pair.jobs(number)} for number in (1, 2))
+        assert not one & two
+        pair.start(2)
+        pair.wait_for(names.RUNNING, "True")
+        assert pair.status().attempt == 2
+
+
+def test_situation_25_attempts_are_capped_and_the_end_says_why(pair: Hands) -> None:
+    with leading(pair):
+        pair.create(retry={"backoffSeconds": 0, "maxAttempts": 2})
+        for attempt in (1, 2):
+            pair.start(attempt)
+            pair.set_pod(Role.SUSPECT, EVICTED, attempt)
+            pair.exit(Role.REFERENCE, 42, dead_peer(), attempt)
+        pair.wait_for(names.FINISHED, "True", "Inconclusive")
+        assert pair.status().reason == "evicted"
+        assert [a.reason for a in pair.status().attempts] == ["evicted", "evicted"]
+        assert len(pair.jobs()) <= 4
+
+
+def test_a_pair_that_does_not_start_is_removed_whole(pair: Hands) -> None:
+    with leading(pair):
+        pair.create(startDeadlineSeconds=10, retry={"maxAttempts": 1})
+        pair.make_pods()
+        state = {"waiting": {"reason": "ErrImageNeverPull", "message": "image x is not present"}}
+        waiting = {"name": "worker", "image": "i", "imageID": "", "ready": False, "restartCount": 0, "state": state}
+        pair.set_pod(Role.SUSPECT, {"phase": "Pending", "containerStatuses": [waiting]})
+        pair.wait_for(names.FINISHED, "True", "Inconclusive")
+        assert pair.status().attempts[0].reason == "image_absent"
+        until("no Jobs", lambda: not pair.jobs())
+
+
+# -- other runs, other people ------------------------------------------------------------------------------
+
+
+def test_a_second_run_on_the_same_suspect_waits_for_the_first(pair: Hands, tmp_path: Path) -> None:
+    pair.node("well-2")
+    with leading(pair):
+        pair.create("first")
+        pair.wait_for(names.PAIRED, "True", name="first")
+        pair.create("second")
+        message = pair.wait_for(names.PAIRED, "False", "SuspectBusy", name="second")
+        assert f"{pair.namespace}/first" in message
+        pair.start(name="first")
+        pair.finish(tmp_path, name="first")
+        pair.wait_for(names.FINISHED, "True", name="first")
+        pair.wait_for(names.PAIRED, "True", name="second")
+
+
+def test_many_at_once_never_share_a_suspect_or_a_reference(hands: Hands) -> None:
+    """Created in one moment, reconciled by several threads."""
+    for i in range(6):
+        hands.node(f"sick-{i}", cordoned=True)
+        hands.node(f"well-{i}")
+    with leading(hands):
+        threads = [threading.Thread(target=hands.create, args=(f"run-{i}",)) for i in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for i in range(6):
+            hands.wait_for(names.PAIRED, "True", name=f"run-{i}")
+        nodes = [
+            chosen.node
+            for i in range(6)
+            for chosen in (hands.status(f"run-{i}").suspect, hands.status(f"run-{i}").reference)
+            if chosen is not None
+        ]
+        assert len(nodes) == len(set(nodes)) == 12
+
+
+def test_a_pairrun_deleted_mid_run_leaves_a_closed_run_behind(pair: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "SWEEP_S", 0.2)
+    engine = connect(pair.database)
+    with leading(pair) as term:
+        pair.create()
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+        run_id = pair.run_id()
+        until("the attempt's row", lambda: term.controller.facts.of(run_id).attempts)
+        pair.kube.delete(PAIRRUNS.path(pair.namespace, "check"))
+        until("the verdict", lambda: queries.load_run(engine, run_id).run.verdict == "inconclusive")
+        records = queries.load_run(engine, run_id)
+        assert records.attempts[0].reason == "pairrun_deleted"
+    engine.dispose()
+
+
+def test_a_status_that_a_hand_edited_does_not_stop_the_queue(pair: Hands) -> None:
+    attempt = {"number": -1, "startedAt": "x", "endedAt": "y", "suspect": {"node": ""}, "reference": {"node": ""}}
+    nonsense = {"attempts": [attempt], "progressAt": "never", "verdict": "splendid", "attempt": -7}
+    pair.create("broken", suspend=True)
+    pair.kube.patch_status(PAIRRUNS.path(pair.namespace, "broken"), nonsense)
+    with leading(pair):
+        pair.create("sound")
+        pair.wait_for(names.PAIRED, "True", name="sound")
+
+
+def test_nodes_are_only_read_unless_marks_are_asked_for(pair: Hands, tmp_path: Path) -> None:
+    before = {n: pair.kube.get(NODES.path(None, n))["metadata"] for n in pair._nodes}
+    with leading(pair):
+        pair.create()
+        pair.start()
+        pair.finish(tmp_path)
+        pair.wait_for(names.FINISHED, "True")
+    for name, meta in before.items():
+        now = pair.kube.get(NODES.path(None, name))["metadata"]
+        assert (now.get("labels"), now.get("annotations")) == (meta.get("labels"), meta.get("annotations"))
+
+
+def test_situation_26_marks_are_opt_in_and_taken_off_on_every_way_out(pair: Hands, tmp_path: Path) -> None:
+    sick, well = (pair.kube.get(NODES.path(None, n))["metadata"]["name"] for n in pair._nodes)
+
+    def labels(node: str) -> dict[str, str]:
+        found = pair.kube.get(NODES.path(None, node))["metadata"]["labels"]
+        return {k: v for k, v in found.items() if k.startswith("tandem.dev/")}
+
+    with leading(pair, markNodes=True):
+        pair.create("gone")
+        until("the marks", lambda: labels(sick) == labels(well) == {names.LABEL_SESSION: "running"})
+        pair.kube.delete(PAIRRUNS.path(pair.namespace, "gone"))
+        until("no marks", lambda: labels(sick) == labels(well) == {})
+        with pytest.raises(NotFound):
+            pair.get("gone")
+        pair.create("check")
+        pair.start()
+        pair.finish(tmp_path, rows=3)
+        pair.wait_for(names.FINISHED, "True")
+        until("the verdict's mark", lambda: labels(sick) == {names.LABEL_VERDICT: "corrupting"})
+        assert labels(well) == {}
+        conditions = pair.kube.get(NODES.path(None, sick))["status"]["conditions"]
+        assert ("SilentDataCorruption", "True") in [(c["type"], c["status"]) for c in conditions]
+        assert ("Ready", "True") in [(c["type"], c["status"]) for c in conditions]
+        until("no finalizer", lambda: not pair.get()["metadata"].get("finalizers"))
+
+
+# -- what breaks -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["kube-apiserver", "etcd"])
+def test_situations_11_and_12_a_restart_of_the_api_server_loses_nothing(
+    pair: Hands, api_server: ApiServer, tmp_path: Path, part: str
+) -> None:
+    """Watches break in the middle of a run; what happened meanwhile is seen by a new list."""
+    with leading(pair) as term:
+        pair.create()
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+        api_server.stop(part)
+        until("a broken watch", lambda: any(i.error for i in term.controller.caches.informers))
+        api_server.start(part)
+        pair.finish(tmp_path)
+        pair.wait_for(names.FINISHED, "True", "Match", seconds=60)
+        assert not term.over.is_set()
+        assert term.controller.wrong() is None
+        assert pair.status().attempt == 1
+
+
+def test_a_database_that_is_away_holds_the_verdict_back_and_nothing_else(pair: Hands, tmp_path: Path) -> None:
+    admin = parse(pair.database).set(drivername="postgresql", database="postgres").render_as_string(False)
+    name = parse(pair.database).database
+    engine = connect(admin)
+
+    def database(up: bool) -> None:
+        with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
+            conn.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {str(up).lower()}"))
+            conn.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'"))
+
+    try:
+        with leading(pair):
+            database(up=False)
+            pair.create()
+            pair.start()
+            pair.wait_for(names.RUNNING, "True")
+            pair.wait_for(names.RECORDS_DELIVERED, "Unknown", "DatabaseUnreachable")
+            pods = len(pair.kube.list(PODS.path(pair.namespace)).items)
+            forever(lambda: len(pair.kube.list(PODS.path(pair.namespace)).items) == pods, 1.0)
+            database(up=True)
+            pair.finish(tmp_path)
+            pair.wait_for(names.FINISHED, "True", "Match")
+    finally:
+        database(up=True)
+        engine.dispose()
+
+
+def test_situation_13_an_old_leader_is_refused_by_the_database_and_ends(pair: Hands) -> None:
+    """It was suspended, believes in its lease, and goes on: what it writes to PostgreSQL carries its old token."""
+    with leading(pair, token=5) as old:
+        pair.create("before")
+        until("the attempt's row", lambda: old.controller.facts.of(pair.run_id("before")).attempts)
+        with leading(pair, token=6) as new:
+            new.controller.verdicts.fence.claim()
+            pair.node("sick-2", cordoned=True)
+            pair.node("well-2")
+            pair.create("after")
+            until("the attempt's row", lambda: new.controller.facts.of(pair.run_id("after")).attempts)
+            old.controller.queue.add(f"{pair.namespace}/before")
+            old.controller.verdicts.fence  # noqa: B018 - the same object, its token unchanged
+            uid = pair.get("before")["metadata"]["uid"]
+            assert uid
+            pair.kube.delete(JOBS.path(pair.namespace, names.child_name("before", uid, 1, Role.SUSPECT)))
+            pair.create("third", suspect={"nodeName": f"sick-{pair.namespace}"})
+            until("the old one ends", lambda: old.over.is_set() or _nudge(old.controller, pair))
+            assert "newer" in old.reason
+            assert not new.over.is_set()
+
+
+def _nudge(controller: controller_module.Controller, pair: Hands) -> bool:
+    """Let the old leader write something."""
+    try:
+        controller.verdicts.judge(pair.run_id("before"))
+    except Exception as error:
+        controller._end(str(error))
+    return False
+
+
+def test_rights_that_are_too_narrow_are_named_in_the_condition(pair: Hands, api_server: ApiServer) -> None:
+    api_server.kubectl("-n", pair.namespace, "create", "serviceaccount", "narrow")
+    rules = [
+        "--verb=get,list,watch,create,update,patch,delete",
+        "--resource=secrets,services,pods,events,networkpolicies.networking.k8s.io",
+    ]
+    api_server.kubectl("-n", pair.namespace, "create", "role", "narrow", *rules)
+    who = f"--serviceaccount={pair.namespace}:narrow"
+    api_server.kubectl("-n", pair.namespace, "create", "rolebinding", "narrow", "--role=narrow", who)
+    cluster = f"narrow-{pair.namespace}"
+    api_server.kubectl(
+        "create", "clusterrole", cluster, "--verb=get,list,watch,update,patch",
+        "--resource=nodes,pods,pairruns.tandem.dev,pairruns.tandem.dev/status,pairruns.tandem.dev/finalizers",
+    )  # fmt: skip
+    api_server.kubectl("create", "clusterrolebinding", cluster, f"--clusterrole={cluster}", who)
+    view = ["--verb=get,list,watch", "--resource=jobs.batch"]
+    api_server.kubectl("-n", pair.namespace, "create", "role", "see", *view)
+    api_server.kubectl("-n", pair.namespace, "create", "rolebinding", "see", "--role=see", who)
+    token = api_server.kubectl("-n", pair.namespace, "create", "token", "narrow")
+    narrow = Kube.connect(kubeconfig=str(_with_token(api_server, token, pair)), namespace=pair.namespace)
+    with leading(pair, kube=narrow):
+        pair.create()
+        message = pair.wait_for(names.RUNNING, "False", "ChildrenRefused")
+        assert "patch jobs" in message
+        assert not pair.jobs()
+    for kind in ("clusterrolebinding", "clusterrole"):
+        api_server.kubectl("delete", kind, cluster)
+
+
+def _with_token(server: ApiServer, token: str, hands: Hands) -> Path:
+    """The administrator's kubeconfig with another user."""
+    config = json.loads(server.kubectl("config", "view", "--raw", "-o", "json"))
+    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
+    path = server.root / f"narrow-{hands.namespace}"
+    path.write_text(json.dumps(config))
+    path.chmod(0o600)
+    return path
