@@ -1,0 +1,1 @@
+"""Tests against real Kubernetes parts, and the tool that boots them."""

@@ -1,0 +1,1 @@
+"""A small, real Kubernetes cluster on one Linux machine, for tests, without Docker; see README.md beside this file."""
