@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -72,7 +73,8 @@ def base_image(cache: Path, archive: str, folder: Path | None = None) -> Path:
     Raises:
         ClusterError: this machine lacks busybox, mmdebstrap or root.
     """
-    kept = cache / f"images-{hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:10]}" / archive
+    recipe = "".join(inspect.getsource(part) for part in (_busybox, _python, write_image))
+    kept = cache / f"images-{hashlib.sha256(recipe.encode()).hexdigest()[:10]}" / archive
     if not kept.exists():
         log(f"making {archive}")
         kept.parent.mkdir(parents=True, exist_ok=True)
