@@ -19,6 +19,10 @@ from typing import NoReturn
 
 import pytest
 
+from cluster.bare.build import ASSETS, default_cache, unbuilt
+from cluster.bare.host import lacking
+from cluster.bare.images import lacking_for_images
+
 REQUIRE = "TANDEM_REQUIRE_PARTS"
 PREFIX = "lacks part "
 """Begins the reason of every skip that this plugin makes or counts."""
@@ -52,6 +56,18 @@ def _can_mount() -> bool:
     return True
 
 
+def _api_server() -> bool:
+    return not lacking(default_cache(), 0, os.environ.get(ASSETS, ""))
+
+
+def _cluster() -> bool:
+    return not (lacking(default_cache(), 2) or lacking_for_images())
+
+
+def _helm() -> bool:
+    return not unbuilt(default_cache(), ["helm"]) or shutil.which("helm") is not None
+
+
 PARTS = {
     "oracle": Part(
         "mlx-lm, transformers and torch",
@@ -70,6 +86,17 @@ PARTS = {
         lambda: any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")),
         "install the package chromium",
     ),
+    "api-server": Part(
+        "etcd, kube-apiserver and kubectl",
+        _api_server,
+        f"run `make cluster` (minutes, needs Go and openssl), or name a folder that holds them in {ASSETS}",
+    ),
+    "cluster": Part(
+        "a Kubernetes cluster with two nodes",
+        _cluster,
+        "run `make cluster` (minutes, needs Go); `python -m tests.cluster.bare check` says what else is lacking",
+    ),
+    "helm": Part("helm", _helm, "run `make cluster`"),
 }
 """Every part, by the name that tests use."""
 
