@@ -1,7 +1,7 @@
 # `make help` lists what there is. Everything runs in .venv, made from the hash-pinned locks in requirements/.
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help demo test test-fast lint format typecheck bench soak docs screenshots lock clean
+.PHONY: help demo test test-fast lint format typecheck bench soak docs generate cluster e2e screenshots lock clean
 
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -17,7 +17,7 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 
 demo: $(STAMPS)/runtime ## a healthy pair that matches and a corrupting one that is found (about 3 minutes)
 	$(BIN)/tandem demo $(ARGS)
@@ -41,6 +41,12 @@ format: $(STAMPS)/dev ## put the code into its format
 typecheck: $(STAMPS)/dev ## types only
 	$(BIN)/mypy
 
+cluster: $(STAMPS)/dev ## build what the tests on a real cluster boot (10 minutes once; needs Go, and Debian packages)
+	$(BIN)/python -m tests.cluster.bare build
+
+e2e: cluster ## the tests on a real two-node cluster (needs root)
+	TANDEM_REQUIRE_PARTS=1 $(BIN)/python -m pytest tests/cluster/e2e $(ARGS)
+
 bench: $(STAMPS)/dev ## the benchmarks, or one of them: make bench BENCH=name
 	$(BIN)/python -m bench $(BENCH)
 
@@ -49,6 +55,9 @@ soak: $(STAMPS)/dev ## the kill and fault tests many times over: make soak SOAK=
 
 docs: $(STAMPS)/dev ## check that the docs say what the code does
 	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_project.py
+
+generate: $(STAMPS)/dev ## write what is generated anew: the chart's CRD
+	$(BIN)/python -m tandem.pairrun.generate deploy/helm/tandem/files/crd.yaml
 
 screenshots: $(STAMPS)/dev ## take the pictures of the README anew (needs Chromium)
 	$(BIN)/python docs/images/take.py
