@@ -16,8 +16,13 @@ from tandem.pairrun.spec import MUTABLE, PairRunSpec, read_spec
 from tandem.pairrun.status import PairRunStatus, read_status, set_condition
 from tandem.spec import RunSpec
 from tandem.vocabulary import Kind, Role
+from tandem_controller import reasons
 
 CRD = Path(__file__).parents[2] / "deploy" / "helm" / "tandem" / "files" / "crd.yaml"
+PAGE = Path(__file__).parents[2] / "docs" / "pairrun.md"
+SOURCES = [
+    Path(__file__).parents[2] / p for p in ("common/tandem/pairing/choose.py", "controller/tandem_controller/plan.py")
+]
 SCHEMA: dict[str, Any] = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
 
@@ -33,6 +38,18 @@ def walk(schema: dict[str, Any], path: str = "") -> list[tuple[str, dict[str, An
 
 def test_the_generated_definition_is_not_stale() -> None:
     assert CRD.read_text(encoding="utf-8") == generate.text(), "run `make generate`"
+
+
+def test_the_page_about_pairruns_has_the_fields_of_today_and_every_reason() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == generate.tables(page), "run `make generate`"
+    told = set(re.findall(r"`(\w+)`", page))
+    ours = {*reasons.WAITING.values(), *reasons.ADMISSION.values(), *reasons.DISRUPTED.values(), "device_gone"}
+    assert ours - {"crashed"} <= told
+    source = "\n".join(p.read_text(encoding="utf-8") for p in SOURCES)
+    named = set(re.findall(r'NoPairing\(\s*"(\w+)"', source)) | set(re.findall(r'return "([A-Z]\w+)", ', source))
+    assert named, "the pattern must still fit the code"
+    assert named <= told
 
 
 def test_every_field_of_a_run_spec_is_a_field_of_the_workload_or_of_the_pairrun() -> None:

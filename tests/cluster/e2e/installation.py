@@ -1,0 +1,194 @@
+"""Tandem, installed by its chart on the real two-node cluster, and what tests do with it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.handle import BareCluster, until
+from cluster.images import build_image
+from tandem.pairrun import names
+from tandem.pairrun.status import PairRunStatus, read_status
+from tandem.vocabulary import Role
+
+CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "tandem"
+NAMESPACE = "tandem"
+SUSPECT, REFERENCE = "node-2", "node-1"
+CACHE = "/var/log/tandem-compiled"
+"""A folder that each node has for itself: programs are compiled once per node, not once per pod."""
+VERDICT_S = 420.0
+"""How long a whole run may take on two cores, its programs not yet compiled."""
+VALUES: dict[str, Any] = {
+    "image": {"pullPolicy": "Never"},
+    "controller": {
+        "image": {"repository": "localhost/tandem-controller", "tag": "test"}, "pairingSeconds": 2, "factsSeconds": 1,
+        "progressSeconds": 2, "leaseSeconds": 5,
+    },
+    "worker": {
+        "image": {"repository": "localhost/tandem-worker", "tag": "test"}, "terminationGraceSeconds": 30,
+        "allowedHostPaths": [CACHE],
+    },
+    "database": {"trial": {"image": "localhost/postgres:test", "persistence": {"size": "1Gi"}}},
+}  # fmt: skip
+
+
+class Tandem:
+    """The installation."""
+
+    def __init__(self, cluster: BareCluster, folder: Path) -> None:
+        self.cluster, self.folder = cluster, folder
+        self.values = folder / "values.json"
+
+    # -- installing --------------------------------------------------------------------------------
+
+    def images(self) -> None:
+        """Build Tandem's images and load them into both nodes."""
+        self.cluster.load(
+            build_image("controller", "localhost/tandem-controller:test"),
+            build_image("worker", "localhost/tandem-worker:test"),
+            build_image("postgres", "localhost/postgres:test", dockerfile=Path("tests/cluster/postgres.Dockerfile")),
+        )
+
+    def install(self, **values: Any) -> None:
+        """``helm install``, with a disk for PostgreSQL: the cluster has none to give."""
+        self.values.write_text(json.dumps(VALUES | values))
+        for node in self.cluster.nodes:
+            self.cluster.enter(node, "install", "-d", "-m", "0777", CACHE, "/var/log/tandem-database")
+        self.cluster.apply(_disk())
+        arguments = [
+            "--namespace",
+            NAMESPACE,
+            "--create-namespace",
+            "--wait",
+            "--timeout",
+            "5m",
+            "-f",
+            str(self.values),
+        ]
+        self.cluster.helm("install", "tandem", str(CHART), *arguments)
+
+    def uninstall(self) -> None:
+        self.cluster.helm("uninstall", "tandem", "--namespace", NAMESPACE, "--wait")
+
+    # -- nodes -------------------------------------------------------------------------------------
+
+    @contextmanager
+    def quarantined(self, node: str = SUSPECT) -> Iterator[None]:
+        """A node that is cordoned and tainted, as a health checker leaves it."""
+        self.cluster.kubectl("cordon", node)
+        self.cluster.kubectl("taint", "node", node, "aiinfra/gpu-healthcheck=failed:NoSchedule", "--overwrite")
+        try:
+            yield
+        finally:
+            self.cluster.kubectl("taint", "node", node, "aiinfra/gpu-healthcheck-")
+            self.cluster.kubectl("uncordon", node)
+
+    # -- PairRuns ----------------------------------------------------------------------------------
+
+    def create(self, name: str, **spec: Any) -> None:
+        """A PairRun on the CPUs, with the nodes' compiled programs."""
+        template = {
+            "env": [
+                {"name": "JAX_COMPILATION_CACHE_DIR", "value": "/compiled"},
+                {"name": "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "value": "0"},
+                {"name": "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "value": "-1"},
+                {"name": "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "value": "none"},
+            ],
+            "volumes": [{"name": "compiled", "mountPath": "/compiled", "hostPath": CACHE, "readOnly": False}],
+        }
+        resources = {"device": "cpu", "cpu": "100m", "memory": "3Gi"}
+        workload = {"steps": 3, "selfReplays": 2, **spec.pop("workload", {})}
+        retry = {"backoffSeconds": 1, "maxAttempts": 3, **spec.pop("retry", {})}
+        body = {
+            "apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name},
+            "spec": {
+                "resources": resources, "workload": workload, "retry": retry, **spec,
+                "template": {**template, **spec.get("template", {})},
+            },
+        }  # fmt: skip
+        self.cluster.apply(body, namespace=NAMESPACE)
+
+    def get(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.cluster.get("pairrun", name, "--namespace", NAMESPACE)
+        return found
+
+    def status(self, name: str) -> PairRunStatus:
+        return read_status(self.get(name).get("status"))
+
+    def wait_for(
+        self, name: str, kind: str, status: str = "True", reason: str | None = None, seconds: float = 120
+    ) -> str:
+        """Wait for a condition; returns its message."""
+
+        def there() -> bool:
+            found = self.status(name).condition(kind)
+            right = found is not None and found.status == status and reason in (None, found.reason)
+            assert right, f"{kind} of {name}: {found}"
+            return right
+
+        until(f"{name}: {kind}={status} {reason or ''}", there, seconds)
+        found = self.status(name).condition(kind)
+        assert found is not None
+        return found.message
+
+    def verdict(self, name: str) -> PairRunStatus:
+        """Wait for the verdict."""
+        self.wait_for(name, names.FINISHED, seconds=VERDICT_S)
+        return self.status(name)
+
+    def stepping(self, name: str, step: int = 1) -> None:
+        """Wait until the pair compares, as PostgreSQL tells."""
+
+        def there() -> bool:
+            status = self.status(name)
+            assert not status.holds(names.FINISHED), status
+            return status.step >= step
+
+        until(f"{name} to step", there, VERDICT_S)
+
+    def pod(self, name: str, role: Role) -> str:
+        """Name of a side's pod of the current attempt."""
+        attempt = self.status(name).attempt
+        labels = f"{names.LABEL_PAIRRUN}={name},{names.LABEL_ROLE}={role},{names.LABEL_ATTEMPT}={attempt}"
+        found = self.cluster.get("pods", "--namespace", NAMESPACE, "-l", labels)["items"]
+        assert len(found) == 1
+        return str(found[0]["metadata"]["name"])
+
+    def delete(self, name: str) -> None:
+        """Delete a PairRun, and see that nothing of it stays."""
+        uid = self.get(name)["metadata"]["uid"]
+        self.cluster.kubectl("delete", "pairrun", name, "--namespace", NAMESPACE, "--wait=true")
+        until(f"nothing of {name}", lambda: not self.children(uid), 90)
+
+    def children(self, uid: str) -> list[str]:
+        """Objects of a PairRun."""
+        kinds = "jobs,pods,secrets,services,networkpolicies"
+        found = self.cluster.get(kinds, "--namespace", NAMESPACE, "-l", names.LABEL_PAIR)["items"]
+        mine = [o for o in found if o["metadata"]["labels"][names.LABEL_PAIR].startswith(uid)]
+        return [f"{o['kind']}/{o['metadata']['name']}" for o in mine]
+
+    # -- records -----------------------------------------------------------------------------------
+
+    def show(self, name: str) -> dict[str, Any]:
+        """What PostgreSQL holds of a run, as ``tandem show --json`` tells it in the controller's pod."""
+        run = self.status(name).run_id
+        words = ["exec", "--namespace", NAMESPACE, "deploy/tandem-controller", "--", "tandem", "show", run, "--json"]
+        found: dict[str, Any] = json.loads(self.cluster.kubectl(*words))
+        return found
+
+
+def _disk() -> dict[str, Any]:
+    """A PersistentVolume for the trial database; both nodes share the machine's disk, and PostgreSQL stays on one."""
+    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [REFERENCE]}]}
+    return {
+        "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"tandem-test-{os.urandom(3).hex()}"},
+        "spec": {
+            "capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteOnce"], "persistentVolumeReclaimPolicy": "Retain",
+            "hostPath": {"path": "/var/log/tandem-database"},
+            "nodeAffinity": {"required": {"nodeSelectorTerms": [term]}},
+        },
+    }  # fmt: skip

@@ -1,0 +1,172 @@
+"""Pods, nodes, the API server and PostgreSQL break in the middle of a run: each ends rightly, nothing is doubled."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from cluster.e2e.installation import CHART, NAMESPACE, SUSPECT, Tandem
+from cluster.handle import until
+from tandem.pairrun import names
+from tandem.vocabulary import Role
+
+pytestmark = [pytest.mark.needs("cluster"), pytest.mark.slow, pytest.mark.timeout(1200)]
+LONG = {"durationSeconds": 25, "selfReplays": 2}
+"""Long enough to break something in the middle; ends by itself."""
+
+
+def whole(tandem: Tandem, name: str) -> None:
+    """The records of every conclusive attempt are complete: the closing record's counts are those of the rows."""
+    shown = tandem.show(name)
+    assert shown["reason"] == "completed", shown["sentence"]
+    assert shown["steps_compared"] > 0
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_situations_18_and_19_a_pod_that_is_killed_costs_an_attempt_and_no_verdict(tandem: Tandem, role: Role) -> None:
+    name = f"killed-{role}"
+    with tandem.quarantined():
+        tandem.create(name, workload=LONG)
+        tandem.stepping(name)
+        tandem.cluster.kubectl(
+            "delete", "pod", tandem.pod(name, role), "--namespace", NAMESPACE, "--grace-period=0", "--force"
+        )  # fmt: skip
+        status = tandem.verdict(name)
+    assert status.verdict == "match", status
+    assert len(status.attempts) == 2
+    assert status.attempts[0].infrastructure
+    whole(tandem, name)
+    tandem.delete(name)
+
+
+def test_a_controller_that_is_killed_is_replaced_and_the_pair_goes_on(tandem: Tandem) -> None:
+    labels = ["-l", "app.kubernetes.io/component=controller"]
+    with tandem.quarantined():
+        tandem.create("headless", workload=LONG)
+        tandem.stepping("headless")
+        tandem.cluster.kubectl(
+            "delete", "pod", *labels, "--namespace", NAMESPACE, "--grace-period=0", "--force", "--wait=false"
+        )  # fmt: skip
+        status = tandem.verdict("headless")
+    assert (status.verdict, len(status.attempts)) == ("match", 1), status
+    whole(tandem, "headless")
+    tandem.delete("headless")
+
+
+def test_situations_11_and_12_a_restart_of_the_api_server_costs_nothing(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("deaf", workload=LONG)
+        tandem.stepping("deaf")
+        tandem.cluster.stop("kube-apiserver")
+        tandem.cluster.start("kube-apiserver")
+        status = tandem.verdict("deaf")
+    assert (status.verdict, len(status.attempts)) == ("match", 1), status
+    tandem.delete("deaf")
+
+
+def test_situation_14_postgresql_gone_for_a_minute_holds_the_verdict_back_and_loses_nothing(tandem: Tandem) -> None:
+    scale = ["scale", "statefulset/tandem-postgres", "--namespace", NAMESPACE]
+    with tandem.quarantined():
+        tandem.create("dry", workload=LONG)
+        tandem.stepping("dry")
+        tandem.cluster.kubectl(*scale, "--replicas=0")
+        gone = time.monotonic()
+        try:
+            tandem.wait_for("dry", names.RECORDS_DELIVERED, "Unknown", "DatabaseUnreachable", 60)
+            until("a minute without it", lambda: time.monotonic() - gone > 60, 90)
+            assert tandem.status("dry").verdict == ""
+        finally:
+            tandem.cluster.kubectl(*scale, "--replicas=1")
+        status = tandem.verdict("dry")
+    assert (status.verdict, len(status.attempts)) == ("match", 1), status
+    whole(tandem, "dry")
+    tandem.delete("dry")
+
+
+def test_a_node_whose_kubelet_dies_mid_run_ends_by_what_the_workers_say(tandem: Tandem) -> None:
+    """NotReady alone stops nobody: the containers live, and the records decide."""
+    with tandem.quarantined():
+        tandem.create("notready", workload=LONG)
+        tandem.stepping("notready")
+        tandem.cluster.stop(f"kubelet@{SUSPECT}")
+        try:
+            status = tandem.verdict("notready")
+        finally:
+            tandem.cluster.start(f"kubelet@{SUSPECT}")
+            until("the node", lambda: tandem.cluster.node_is_ready(SUSPECT), 120)
+    assert status.verdict == "match", status
+    tandem.delete("notready")
+
+
+def test_a_node_without_power_ends_the_attempt_as_infrastructure(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("dark", workload={"durationSeconds": 120, "peerTimeoutSeconds": 5}, retry={"maxAttempts": 1})
+        tandem.stepping("dark")
+        tandem.cluster.stop(SUSPECT)
+        try:
+            status = tandem.verdict("dark")
+        finally:
+            tandem.cluster.start(SUSPECT)
+            until("the node", lambda: tandem.cluster.node_is_ready(SUSPECT), 120)
+    assert status.verdict == "inconclusive"
+    assert status.reason in ("node_lost", "dead_peer", "half_open_link", "evicted_by_taint", "pod_deleted"), status
+    tandem.delete("dark")
+
+
+def test_situation_18_a_suspect_stuck_terminating_does_not_hold_the_next_attempt(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("stuck", workload=LONG)
+        tandem.stepping("stuck")
+        pod = tandem.pod("stuck", Role.SUSPECT)
+        patch = json.dumps({"metadata": {"finalizers": ["test.tandem.dev/stuck"]}})
+        tandem.cluster.kubectl("patch", "pod", pod, "--namespace", NAMESPACE, "--type=merge", "-p", patch)
+        tandem.cluster.kubectl("delete", "pod", pod, "--namespace", NAMESPACE, "--wait=false", "--grace-period=1")
+        try:
+            status = tandem.verdict("stuck")
+            assert tandem.cluster.get("pod", pod, "--namespace", NAMESPACE)["metadata"]["deletionTimestamp"]
+        finally:
+            tandem.cluster.kubectl(
+                "patch", "pod", pod, "--namespace", NAMESPACE, "--type=merge", "-p", '{"metadata":{"finalizers":[]}}'
+            )  # fmt: skip
+    assert (status.verdict, len(status.attempts)) == ("match", 2), status
+    tandem.delete("stuck")
+
+
+def test_a_pairrun_deleted_mid_run_leaves_no_object_and_a_closed_run(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("dropped", workload={"durationSeconds": 600})
+        tandem.stepping("dropped")
+        run = tandem.status("dropped").run_id
+        tandem.delete("dropped")
+
+        def closed() -> bool:
+            words = [
+                "exec",
+                "--namespace",
+                NAMESPACE,
+                "deploy/tandem-controller",
+                "--",
+                "tandem",
+                "show",
+                run,
+                "--json",
+            ]
+            shown = json.loads(tandem.cluster.kubectl(*words))
+            return (shown["verdict"], shown["reason"]) == ("inconclusive", "pairrun_deleted")
+
+        until("the closed run", closed, 150)
+
+
+def test_a_chart_upgraded_mid_run_leaves_the_pair_alone(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("upgraded", workload=LONG)
+        tandem.stepping("upgraded")
+        tandem.cluster.helm(
+            "upgrade", "tandem", str(CHART), "--namespace", NAMESPACE, "-f", str(tandem.values), "--wait", "--timeout",
+            "5m", "--set", "controller.resyncSeconds=120",
+        )  # fmt: skip
+        status = tandem.verdict("upgraded")
+    assert (status.verdict, len(status.attempts)) == ("match", 1), status
+    tandem.delete("upgraded")

@@ -1,0 +1,198 @@
+"""Real pods on real kubelets: pairs from the quarantined node to the verdict, and what keeps them from starting."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from cluster.e2e.installation import NAMESPACE, REFERENCE, SUSPECT, Tandem
+from cluster.handle import until
+from tandem.pairrun import names
+from tandem.vocabulary import Role
+
+pytestmark = [pytest.mark.needs("cluster"), pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def test_a_quarantined_node_gets_its_partner_without_anyone_naming_one_and_matches(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("match")
+        status = tandem.verdict("match")
+    assert (status.verdict, status.reason) == ("match", "completed"), status.message
+    assert status.suspect is not None
+    assert status.reference is not None
+    assert (status.suspect.node, status.reference.node) == (SUSPECT, REFERENCE)
+    assert "cordoned" in status.suspect.reason
+    assert status.holds(names.SUCCEEDED)
+    shown = tandem.show("match")
+    assert (shown["verdict"], shown["steps_compared"], shown["suspect_node"]) == ("match", 3, SUSPECT)
+    assert shown["synthetic"] is False
+    tandem.delete("match")
+
+
+def test_a_corrupting_suspect_is_found_with_its_rows_in_postgresql(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("corrupt", workload={"fault": "demo", "steps": 3})
+        status = tandem.verdict("corrupt")
+    assert status.verdict == "mismatch", status.message
+    assert status.holds(names.FAILED)
+    assert status.first_mismatch is not None
+    shown = tandem.show("corrupt")
+    assert shown["synthetic"] is True
+    assert shown["mismatched_elements"] == status.counts.mismatched_elements > 0
+    assert shown["fault_log"]["unequal"] == 0
+    tandem.delete("corrupt")
+
+
+def test_the_suspect_reaches_its_partners_port_and_dns_and_nothing_else(tandem: Tandem) -> None:
+    """Neither PostgreSQL, the API server, another pod nor a node; and nobody reaches it."""
+    cluster = tandem.cluster
+    program = (
+        "import json, socket, sys\n"
+        "def open_(host, port):\n"
+        "    try:\n"
+        "        socket.create_connection((host, port), 3).close()\n"
+        "        return True\n"
+        "    except OSError:\n"
+        "        return False\n"
+        "targets = json.loads(sys.argv[1])\n"
+        "print(json.dumps({'dns': bool(socket.getaddrinfo(targets.pop('name'), None)), "
+        "**{k: open_(*v) for k, v in targets.items()}}))\n"
+    )
+    with tandem.quarantined():
+        tandem.create("walled", workload={"durationSeconds": 600})
+        tandem.stepping("walled")
+        pods = {role: tandem.pod("walled", role) for role in Role}
+
+        def address(kind: str, name: str) -> str:
+            found = cluster.get(kind, name, "--namespace", NAMESPACE)
+            return str(found["status"]["podIP"] if kind == "pod" else found["spec"]["clusterIP"])
+
+        controller = cluster.get("pods", "--namespace", NAMESPACE, "-l", "app.kubernetes.io/component=controller")
+        service = tandem.get("walled")["metadata"]["uid"]
+        targets = {
+            "name": f"reference.{names.child_name('walled', service, 1)}.{NAMESPACE}.svc",
+            "partner": [address("pod", pods[Role.REFERENCE]), names.LINK_PORT],
+            "partner's other port": [address("pod", pods[Role.REFERENCE]), 22],
+            "postgresql": [address("pod", "tandem-postgres-0"), 5432],
+            "postgresql's service": [address("service", "tandem-postgres"), 5432],
+            "api server": ["10.96.0.1", 443],
+            "api server's address": ["10.200.0.1", 6443],
+            "another pod": [controller["items"][0]["status"]["podIP"], 8081],
+            "a kubelet": ["10.200.0.11", 10250],
+        }
+        words = [
+            "exec",
+            "--namespace",
+            NAMESPACE,
+            pods[Role.SUSPECT],
+            "--",
+            "python",
+            "-c",
+            program,
+            json.dumps(targets),
+        ]
+        found = json.loads(cluster.kubectl(*words))
+        assert {name for name, reached in found.items() if reached} == {"dns", "partner"}, found
+        spec = cluster.get("pod", pods[Role.SUSPECT], "--namespace", NAMESPACE)["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert "database" not in json.dumps(spec)
+        cluster.kubectl(
+            "patch", "pairrun", "walled", "--namespace", NAMESPACE, "--type=merge", "-p", '{"spec":{"suspend":true}}'
+        )
+        tandem.wait_for("walled", names.RUNNING, "False", "Suspended", 60)
+    tandem.delete("walled")
+
+
+# -- what keeps a pair from starting -------------------------------------------------------------------------
+
+
+def test_situation_21_an_image_that_is_missing_is_named_and_both_sides_are_removed(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("no-image", template={"image": "localhost/nothing:1"}, retry={"maxAttempts": 1})
+        status = tandem.verdict("no-image")
+    assert (status.verdict, status.reason) == ("inconclusive", "image_absent"), status
+    assert status.attempts[0].infrastructure
+    tandem.delete("no-image")
+
+
+def test_situation_23_a_node_that_is_too_small_is_told_before_any_pod_is_made(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("huge", resources={"device": "cpu", "memory": "10Ti"})
+        message = tandem.wait_for("huge", names.PAIRED, "False", "SuspectTooSmall")
+        assert "memory" in message
+        assert not tandem.children(tandem.get("huge")["metadata"]["uid"])
+    tandem.delete("huge")
+
+
+def test_situation_5_no_like_node_waits_and_goes_on_once_there_is_one(tandem: Tandem) -> None:
+    label = "node.kubernetes.io/instance-type"
+    with tandem.quarantined():
+        tandem.cluster.kubectl("label", "node", SUSPECT, f"{label}=other")
+        try:
+            tandem.create("alone")
+            message = tandem.wait_for("alone", names.PAIRED, "False", "NoReference")
+            assert label in message
+            [passed] = [p for p in tandem.status("alone").passed_over if p.role == "reference"]
+            assert (passed.node, passed.reason) == (REFERENCE, "Unlike")
+        finally:
+            tandem.cluster.kubectl("label", "node", SUSPECT, f"{label}-")
+        tandem.wait_for("alone", names.PAIRED, "True")
+    tandem.delete("alone")
+
+
+def test_a_second_pairrun_on_the_same_suspect_waits_and_then_runs(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("first")
+        tandem.wait_for("first", names.PAIRED)
+        tandem.create("second")
+        tandem.wait_for("second", names.PAIRED, "False", "SuspectBusy")
+        assert tandem.verdict("first").verdict == "match"
+        assert tandem.verdict("second").verdict == "match"
+    tandem.delete("first")
+    tandem.delete("second")
+
+
+def test_a_volume_that_does_not_exist_and_a_path_that_is_not_allowed_are_told(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        claim = {"name": "w", "mountPath": "/w", "persistentVolumeClaim": "nowhere"}
+        tandem.create("no-claim", template={"volumes": [claim]})
+        assert "nowhere" in tandem.wait_for("no-claim", names.PAIRED, "False", "InputMissing")
+        path = {"name": "w", "mountPath": "/w", "hostPath": "/etc"}
+        tandem.create("no-path", template={"volumes": [path]})
+        tandem.wait_for("no-path", names.FINISHED, "True", "VolumeForbidden")
+    tandem.delete("no-claim")
+    tandem.delete("no-path")
+
+
+def test_a_worker_that_cannot_use_its_inputs_says_so_and_is_not_tried_again(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("no-weights", workload={"weights": "/compiled/nothing"})
+        status = tandem.verdict("no-weights")
+    assert status.verdict == "inconclusive"
+    assert len(status.attempts) == 1
+    assert "/compiled/nothing" in status.attempts[0].message
+    tandem.delete("no-weights")
+
+
+def test_many_creations_at_one_moment_share_no_node(tandem: Tandem) -> None:
+    """Two nodes, three runs: one runs, two wait, whatever the order."""
+    with tandem.quarantined():
+        threads = [
+            threading.Thread(target=tandem.create, args=(f"crowd-{i}",), kwargs={"workload": {"durationSeconds": 600}})
+            for i in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        def one() -> bool:
+            paired = [tandem.status(f"crowd-{i}").holds(names.PAIRED) for i in range(3)]
+            assert sum(paired) <= 1
+            return sum(paired) == 1
+
+        until("one pair", one)
+        for i in range(3):
+            tandem.delete(f"crowd-{i}")
