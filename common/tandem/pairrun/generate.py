@@ -36,7 +36,8 @@ def tables(page: str) -> str:
             raise ValueError(f"the page lacks {begin} ... {end}")
         rows = [f"| `{path}` | {kind} | {about} |" for path, kind, about in _rows(schema[part])]
         table = "\n".join([begin, "", "| field | type | |", "|---|---|---|", *rows, "", end])
-        page = pattern.sub(lambda _, table=table: table, page)
+        before, after = pattern.split(page, maxsplit=1)
+        page = before + table + after
     return page
 
 
