@@ -20,8 +20,10 @@ from cluster.bare.tools import ClusterError, log, run, succeeds
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = Path("deploy/Dockerfile")
-KEPT = 8
-"""Archives that the cache keeps; older ones are removed."""
+KEPT = 3
+"""Archives of a target that the cache keeps; older ones are removed."""
+LAYERS = 12 << 30
+"""Bytes of layers beyond which the store is emptied, and the next build starts from the base."""
 
 
 def build_image(
@@ -52,9 +54,17 @@ def build_image(
         partial = Path(folder) / "image.tar"
         _build(cache, context, dockerfile, dockerfile_target, tag, arguments, partial)
         partial.rename(archive)
-        for old in sorted(cache.glob("*.tar"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
-            old.unlink()
+        _tidy(cache, dockerfile_target)
         return archive
+
+
+def _tidy(cache: Path, target: str) -> None:
+    for old in sorted(cache.glob(f"{target}-*.tar"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        old.unlink()
+    for store in cache.glob("store-*"):
+        size = int(run("du", "--summarize", "--bytes", store).split()[0])
+        if size > LAYERS or store.name != f"store-{_base_name()}":
+            run("rm", "-rf", store)
 
 
 def _copy_inputs(context: Path, dockerfile: Path) -> list[Path]:
@@ -76,6 +86,7 @@ def _build(
     cache: Path, context: Path, dockerfile: Path, target: str, tag: str, args: Mapping[str, str], out: Path
 ) -> None:
     buildah = _buildah(cache)
+    run(*buildah, "rm", "--all")  # of a build that was killed
     if not succeeds(*buildah, "inspect", "--type", "image", BASE_IMAGES["python.tar"]):
         run(*buildah, "pull", f"docker-archive:{base_image(default_cache(), 'python.tar')}")
     words = [
@@ -89,8 +100,7 @@ def _build(
         lines = (done.stdout + done.stderr).splitlines()[-30:]
         raise ClusterError(f"the build of {target} exited with {done.returncode}:\n" + "\n".join(lines))
     run(*buildah, "push", tag, f"docker-archive:{out}:{tag}")
-    # Layers stay for the next build; the names of earlier images would keep theirs for ever.
-    run(*buildah, "rmi", "--prune")
+    # Nothing is pruned: to buildah the last layer of an earlier stage, as of a long `pip install`, is dangling.
 
 
 def _buildah(cache: Path) -> list[str]:
