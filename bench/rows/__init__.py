@@ -10,5 +10,6 @@ BENCHES = {
     "records": "bench.rows.records:measure",
     "visible": "bench.rows.visible:measure",
     "memory": "bench.rows.memory:measure",
+    "controller": "bench.rows.controller:measure",
 }
 """Name -> ``module:function``, called with `bench.options.Options`."""

@@ -1,0 +1,188 @@
+"""The controller with 200 live PairRuns on a real API server: how soon a pair is made, what a quiet hour costs, a restart.
+
+The controller runs in a process of its own, as in its pod; nodes, pods and steps are made by this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from bench.options import Options
+from bench.results import ROOT, Row, row
+from bench.stats import Estimate, quantile
+from bench.telling import tell
+from tandem.db.embedded import embedded_database
+
+RUNS = 200
+PER_SECOND = 5.0
+QUIET_S = 60.0
+"""How long the steady state is looked at."""
+UP_S = 120.0
+
+
+def measure(options: Options) -> list[Row]:
+    """Boot an API server, run the controller, create the PairRuns, look at it at rest, start it again."""
+    from cluster.handle import ApiServer
+    from cluster.sessions import booted
+
+    runs = RUNS if options.blocks >= 8 else 20
+    with embedded_database() as url, booted("--nodes", "0") as root, tempfile.TemporaryDirectory() as folder:
+        return _measure(ApiServer(root), url, Path(folder), runs)
+
+
+def _measure(server: Any, url: str, folder: Path, runs: int) -> list[Row]:
+    from cluster.api.hands import Hands
+    from tandem.kube.informer import Informer
+    from tandem.kube.paths import JOBS
+
+    hands = Hands(server, url)
+    for i in range(runs):
+        hands.node(f"sick-{i:03}", cordoned=True)
+        hands.node(f"well-{i:03}")
+    config = _config(folder, hands.namespace, url)
+    setting = {"runs": runs, "per_second": PER_SECOND, "cores": os.cpu_count()}
+    with _process(server, folder, config) as process:
+        created: dict[str, float] = {}
+        made: dict[str, dict[str, float]] = {}
+
+        def changed(key: str, before: Any, now: Any) -> None:
+            if before is None and now is not None:
+                made.setdefault(now["metadata"]["labels"]["tandem.dev/pairrun"], {})[key] = time.monotonic()
+
+        jobs = Informer(hands.kube, JOBS.path(hands.namespace), changed)
+        jobs.start()
+        jobs.wait_synced(UP_S)
+        for i in range(runs):
+            due = time.monotonic() + 1 / PER_SECOND
+            name = f"run-{i:03}"
+            created[name] = time.monotonic()
+            hands.create(name)
+            tell(f"created {i + 1} of {runs}")
+            time.sleep(max(due - time.monotonic(), 0))
+        _wait(lambda: sum(len(times) == 2 for times in made.values()) == runs)
+        jobs.stop()
+        waits = [max(made[name].values()) - created[name] for name in created]
+        for i in range(runs):
+            tell(f"started {i + 1} of {runs}")
+            hands.start(1, f"run-{i:03}")
+        _wait(lambda: _metric(process.port, 'tandem_controller_runs{state="running"}') == runs)
+        quiet = _requests(server, QUIET_S)
+        memory = psutil.Process(process.pid).memory_info().rss / 2**20
+    with _process(server, folder, config) as process:
+        began = time.monotonic()
+        _wait(lambda: _metric(process.port, "tandem_controller_reconcile_seconds_count") >= runs)
+        restart = time.monotonic() - began
+    hands.close()
+    limit = runs / 60 + 1
+    return [
+        row(
+            "controller.made", "PairRun created to both Jobs made, 99th percentile", quantile(waits, 0.99), setting,
+            unit="s", bound=1.0,
+        ),
+        row("controller.made_median", "the same, median", quantile(waits), setting, unit="s"),
+        row(
+            "controller.requests", "requests to the API server beyond leases and watches, all runs live",
+            Estimate(quiet, quiet, quiet, 1), setting | {"seconds": QUIET_S}, unit="/s", bound=limit,
+        ),
+        row(
+            "controller.memory", "resident memory, all runs live", Estimate(memory, memory, memory, 1), setting,
+            unit="MB", bound=256.0,
+        ),
+        row(
+            "controller.restart", "leading again to every run reconciled", Estimate(restart, restart, restart, 1),
+            setting, unit="s", bound=5.0,
+        ),
+    ]  # fmt: skip
+
+
+def _config(folder: Path, namespace: str, url: str) -> Path:
+    path = folder / "settings.yaml"
+    path.write_text(json.dumps({"namespace": namespace, "worker": {"image": "tandem-worker:1"}, "leaseSeconds": 3}))
+    (folder / "uri").write_text(url)
+    return path
+
+
+class _Running:
+    def __init__(self, pid: int, port: int) -> None:
+        self.pid, self.port = pid, port
+
+
+PROGRAM = """
+import sys
+from pathlib import Path
+import yaml
+from tandem.db.engine import connect
+from tandem.kube.client import Kube
+from tandem.pairing.policy import read_policy
+from tandem.spec import validate
+from tandem_controller.main import Process, database_url
+from tandem_controller.settings import Settings
+settings = validate(Settings, yaml.safe_load(Path(sys.argv[1]).read_text()), "settings")
+process = Process(Kube.connect(namespace=settings.namespace), connect(database_url()), settings, read_policy({}),
+                  health=0, metrics=0)
+print(process.servers[1].server_port, flush=True)
+sys.exit(process.run())
+"""
+
+
+@contextmanager
+def _process(server: Any, folder: Path, config: Path) -> Iterator[_Running]:
+    """A controller that leads; it is asked to end, as Kubernetes would."""
+    environment = server.environment | {"TANDEM_DB_FILE": str(folder / "uri")}
+    with (folder / "log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(config)], stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT
+        )
+    assert process.stdout is not None
+    port = int(process.stdout.readline())
+    _wait(lambda: _metric(port, "tandem_controller_leading") == 1)
+    try:
+        yield _Running(process.pid, port)
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+def _wait(check: Any) -> None:
+    deadline = time.monotonic() + UP_S
+    while not check():
+        if time.monotonic() > deadline:
+            raise RuntimeError("the controller did not get there in time")
+        time.sleep(0.02)
+
+
+def _metric(port: int, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        found = re.search(rf"^{re.escape(name)} (\S+)$", answer.read().decode(), re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def _requests(server: Any, seconds: float) -> float:
+    """Requests a second that the API server counts, of the verbs and kinds that a controller at rest might send."""
+    before = _counted(server)
+    time.sleep(seconds)
+    return (_counted(server) - before) / seconds
+
+
+def _counted(server: Any) -> float:
+    """Beyond leases and watches; the API server's own housekeeping and this bench's looks are left out by kind."""
+    kinds = "pairruns|jobs|pods|nodes|secrets|services|networkpolicies|events"
+    total = 0.0
+    for line in server.kubectl("get", "--raw", "/metrics").splitlines():
+        if line.startswith("apiserver_request_total{") and re.search(rf'resource="({kinds})"', line):
+            if 'verb="WATCH"' not in line:
+                total += float(line.rsplit(" ", 1)[1])
+    return total
