@@ -1,4 +1,4 @@
-"""The controller with 200 live PairRuns on a real API server: how soon a pair is made, what a quiet hour costs, a restart.
+"""The controller with 200 live PairRuns on a real API server: how soon a pair is made, what rest and a restart cost.
 
 The controller runs in a process of its own, as in its pod; nodes, pods and steps are made by this one.
 """
@@ -182,7 +182,8 @@ def _counted(server: Any) -> float:
     kinds = "pairruns|jobs|pods|nodes|secrets|services|networkpolicies|events"
     total = 0.0
     for line in server.kubectl("get", "--raw", "/metrics").splitlines():
-        if line.startswith("apiserver_request_total{") and re.search(rf'resource="({kinds})"', line):
-            if 'verb="WATCH"' not in line:
-                total += float(line.rsplit(" ", 1)[1])
+        if not line.startswith("apiserver_request_total{") or 'verb="WATCH"' in line:
+            continue
+        if re.search(rf'resource="({kinds})"', line):
+            total += float(line.rsplit(" ", 1)[1])
     return total
