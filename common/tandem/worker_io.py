@@ -52,6 +52,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Reference only."""
     spool: str | None = None
     """Reference only: directory of the local spool."""
+    node: str = ""
+    """Name of the node that it runs on, in a cluster."""
     sync_schedule: list[str] = []
     """Benchmark only: sync mode of step i is entry (i - 1) modulo the length; empty: the spec's."""
     link_delay_s: float = 0.0

@@ -1,6 +1,8 @@
-"""``python -m tandem_worker check|run``: what a supervisor starts; a spec or a `WorkerConfig` comes on standard input.
+"""``python -m tandem_worker check|run|pod``.
 
-``check`` reads everything that a spec names, without jax, and answers with one `Checked` or `Failed` line.
+``check`` and ``run`` are what a supervisor starts, with a spec or a `WorkerConfig` on standard input: ``check`` reads
+everything that a spec names, without jax, and answers with one `Checked` or `Failed` line. ``pod`` is what a pod of a
+pair starts, told by its environment and by files.
 """
 
 from __future__ import annotations
@@ -20,8 +22,15 @@ def main() -> int:
     if command == "run":
         from tandem_worker.worker import run
 
-        return run()
-    sys.stderr.write("usage: python -m tandem_worker check|run, with its configuration on standard input\n")
+        run()
+    if command == "pod":
+        from tandem_worker.pod import pod
+
+        pod()
+    sys.stderr.write(
+        "usage: python -m tandem_worker check|run, with its configuration on standard input, "
+        "or pod, with its configuration in the environment\n"
+    )
     return 64
 
 

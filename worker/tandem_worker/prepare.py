@@ -45,7 +45,9 @@ class Inputs:
         )  # fmt: skip
 
 
-def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Callable[[], None]) -> Any:
+def prepare(
+    spec: RunSpec, role: Role, attempt: int, report: Report, touch: Callable[[], None], inputs: Inputs | None = None
+) -> Any:
     """Compile and load; returns a `Prepared`.
 
     Args:
@@ -54,6 +56,7 @@ def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Call
         attempt: number of the attempt.
         report: progress.
         touch: told after everything that took time, for the watchdog.
+        inputs: of the spec, if they were read already.
 
     Raises:
         TandemError: the inputs cannot be used or the devices do not suffice.
@@ -65,7 +68,7 @@ def prepare(spec: RunSpec, role: Role, attempt: int, report: Report, touch: Call
     from tandem_worker.model.weights import load_parameters
     from tandem_worker.session.common import Prepared
 
-    inputs = Inputs(spec)
+    inputs = inputs or Inputs(spec)
 
     def on_program(_: str, done: int, total: int) -> None:
         touch()

@@ -1,7 +1,7 @@
 """One worker process: its threads, its end, its exit code.
 
-Main thread: jax and the lock-step. Beside it: the link, the digest reader, the watchdog, standard input (whose
-end means that the supervisor died) and, on the reference, the sink.
+Main thread: jax and the lock-step. Beside it: the link, the digest reader, the watchdog, whoever asks it to stop
+(standard input, whose end means that the supervisor died; in a pod, signals) and, on the reference, the sink.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from tandem.errors import TandemError
 from tandem.progress import ProgressEvent
-from tandem.progress import encode as encode_progress
 from tandem.spec import RunSpec, validate
 from tandem.vocabulary import (
     POD_EXIT_INCONCLUSIVE,
@@ -27,73 +27,121 @@ from tandem.vocabulary import (
     Role,
     SyncMode,
 )
-from tandem.worker_io import STOP, Bound, Failed, WorkerConfig, encode
+from tandem.worker_io import STOP, Failed, WorkerConfig
 from tandem_worker.devices import prepare_environment
 from tandem_worker.link.channel import Channel, LinkLimits, OwnKeys, PeerState, Progress
 from tandem_worker.link.events import PeerEvent
 from tandem_worker.link.state import Activity
 from tandem_worker.lockstep.inbox import Inbox, StopRequested, Tripped
+from tandem_worker.outlet import Lines, Outlet
 from tandem_worker.watchdog import Limits, Trip, Watchdog
 
+if TYPE_CHECKING:
+    from tandem_worker.prepare import Inputs
+
 FLUSH_S = 30.0
-"""How long the end waits for the database; what it did not take stays in the spool."""
+"""How long the end waits for the database on one machine, where the next command replays the spool."""
+EARLY_S = 5.0
+"""The same where nothing was compared."""
+TELL_S = 1.0
+"""How often it tells that it waits."""
 PROGRESS_S = 0.2
 """Least time between two progress lines of one phase."""
 NATIVE_HANG_S = 60.0
 """Beyond the step timeout: how long a native call may keep the interpreter's lock."""
 
 
-def run() -> int:
-    """Run one worker to its end; returns the exit code."""
+def run() -> NoReturn:
+    """Run one worker for a supervisor, told on standard input."""
     config = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerConfig)
-    spec = validate(RunSpec, config.spec, "spec")
-    prepare_environment(spec.tp)
-    worker = Worker(config, spec)
+    worker = Worker(config, validate(RunSpec, config.spec, "spec"), Lines(config.role))
+    work(worker, lambda: listen(worker))
+
+
+def work(worker: Worker, attend: Callable[[], None]) -> NoReturn:
+    """Run a worker to its end, and end the process with its exit code.
+
+    Args:
+        worker: not started yet.
+        attend: waits, in a thread of its own, for whoever may ask the worker to stop.
+    """
+    prepare_environment(worker.spec.tp)
+    threading.Thread(target=attend, name="attend", daemon=True).start()
     try:
         code = worker.run()
     except TandemError as error:
         code = worker.fail(getattr(error, "reason", "setup"), str(error), error.exit_code)
     except Exception as error:
-        traceback.print_exc()
-        code = worker.fail("crashed", f"the {config.role} failed unexpectedly: {type(error).__name__}: {error}", 2)
+        worker.outlet.trace(traceback.format_exc())
+        role = worker.config.role
+        code = worker.fail("crashed", f"the {role} failed unexpectedly: {type(error).__name__}: {error}", 2)
     sys.stdout.flush()
     sys.stderr.flush()
     # Threads may still wait in native code; everything that matters is written.
     os._exit(code)
 
 
-class Worker:
-    """What a worker process owns."""
+def listen(worker: Worker) -> None:
+    """Standard input: a request to stop, or the supervisor's end."""
+    while line := sys.stdin.buffer.readline():
+        if line == STOP:
+            worker.stop()
+    worker.abandon()
 
-    def __init__(self, config: WorkerConfig, spec: RunSpec) -> None:
-        self.config, self.spec = config, spec
+
+class Worker:
+    """What a worker process owns.
+
+    Args:
+        config: what it was started with.
+        spec: the run.
+        outlet: what it tells.
+        inputs: the spec's inputs (`tandem_worker.prepare.Inputs`), if they were read already.
+        records_timeout: seconds that the end waits for the database; what it did not take stays in the spool.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        spec: RunSpec,
+        outlet: Outlet,
+        *,
+        inputs: Inputs | None = None,
+        records_timeout: float = FLUSH_S,
+    ) -> None:
+        self.config, self.spec, self.outlet = config, spec, outlet
+        self._inputs, self._records_timeout = inputs, records_timeout
         self.progress, self.peer, self.inbox = Progress(), PeerState(), Inbox(self._told)
         self.channel: Channel | None = None
         self.sink: Any = None
         self.ledger: Any = None
         self.session: Any = None
-        self._out = threading.Lock()
         self._shown: tuple[str, float] = ("", 0.0)
         self._closing = threading.Lock()
         self._closed = False
-        self._started = time.monotonic()
 
     # -- the attempt -----------------------------------------------------------------------------
 
     def run(self) -> int:
+        """The attempt; returns the exit code.
+
+        Raises:
+            TandemError: it ended without a result.
+        """
         config, spec = self.config, self.spec
-        threading.Thread(target=self._listen, name="stdin", daemon=True).start()
         self.channel = Channel(
             config.role, config.endpoint, OwnKeys(config.own_public, config.own_secret, config.peer_public),
             config.run_id.hex, config.attempt, self.inbox.queue, self.progress, self.peer,
             delay_s=config.link_delay_s, limits=LinkLimits(peer_timeout_s=spec.peer_timeout),
         ).start()  # fmt: skip
         if config.role is Role.REFERENCE:
-            self._say(encode(Bound(self.channel.endpoint)))
+            self.outlet.bound(self.channel.endpoint)
         limits = Limits(
             step_timeout=spec.step_timeout,
             peer_timeout=spec.peer_timeout,
             reconnect_grace=min(Limits().reconnect_grace, spec.peer_timeout),
+            # Where no later command replays the spool, a trip waits for the database as a regular end does.
+            grace=Limits().grace + max(0.0, self._records_timeout - FLUSH_S),
         )
         watchdog = Watchdog(
             self.progress, self.peer, limits, self._tripped, last_resort=spec.step_timeout + NATIVE_HANG_S
@@ -108,8 +156,9 @@ class Worker:
         from tandem_worker.prepare import prepare
 
         self.show("starting")
-        prepared = prepare(self.spec, self.config.role, self.config.attempt, self.show, self.progress.touch)
-        return prepared
+        return prepare(
+            self.spec, self.config.role, self.config.attempt, self.show, self.progress.touch, inputs=self._inputs
+        )
 
     def _lead(self, prepared: Any) -> int:
         from tandem.db.sink import Sink
@@ -120,7 +169,7 @@ class Worker:
         assert config.database is not None
         assert config.spool is not None
         assert channel is not None
-        self.sink = Sink(config.database, Path(config.spool), config.run_id, config.attempt, on_error=self._log)
+        self.sink = Sink(config.database, Path(config.spool), config.run_id, config.attempt, on_error=self.outlet.log)
         self.ledger = Ledger(self.sink, config.run_id, config.attempt, self.spec.row_cap, time.time)
         schedule = [SyncMode(mode) for mode in config.sync_schedule] or [self.spec.sync]
         hooks = Hooks(
@@ -136,32 +185,47 @@ class Worker:
         delivered = self._close(reason)
         channel.close()
         self.show("closed")
-        if self.ledger.control_failed or not delivered or reason not in ("completed", "stopped"):
-            return POD_EXIT_INCONCLUSIVE
-        return POD_EXIT_MISMATCH if self.ledger.findings else POD_EXIT_MATCH
+        if not delivered:
+            stats = self.sink.stats
+            lost = f"{stats.put - stats.acknowledged} of {stats.put} records were not delivered"
+            why = f" ({stats.last_error})" if stats.last_error else ""
+            return self._end("closing_missing", lost + why, POD_EXIT_INCONCLUSIVE)
+        steps = f"{max(self.ledger.total.steps - 1, 0)} steps compared"
+        if self.ledger.control_failed:
+            failed = ", ".join(name for name, state in self.ledger.states.items() if state.startswith("failed"))
+            return self._end(reason, f"{steps}; controls failed: {failed}", POD_EXIT_INCONCLUSIVE)
+        code = POD_EXIT_MISMATCH if self.ledger.findings else POD_EXIT_MATCH
+        return self._end(reason, f"{steps}, {self.ledger.findings} findings", code)
 
     def _follow(self, prepared: Any) -> int:
         from tandem_worker.session.suspect import SuspectSession
 
         assert self.channel is not None
-        session = SuspectSession(prepared, self.channel, self.inbox, self.progress)
+        session = SuspectSession(prepared, self.channel, self.inbox, self.progress, node=self.config.node)
         close = session.run()
         self.progress.enter(Activity.FINISHED)
         self.channel.close()
-        return POD_EXIT_MISMATCH if close.mismatches else POD_EXIT_MATCH
+        code = POD_EXIT_MISMATCH if close.mismatches else POD_EXIT_MATCH
+        return self._end("completed", "the reference closed the attempt", code)
 
     # -- ends ------------------------------------------------------------------------------------
 
     def fail(self, reason: str, message: str, exit_code: int) -> int:
-        """End without a result: tell the peer, store what is known, say why."""
+        """End without a result: tell the peer, say why, store what is known."""
         self.progress.enter(Activity.FINISHED)
         if self.channel is not None:
             self.channel.say_bye(reason)
+        # Before the records, whose delivery may outlast whoever waits for this process.
+        self.outlet.ended(Failed(reason, message, exit_code))
         self._close(reason)
         if self.channel is not None:
             self.channel.close(1.0)
-        self._say(encode(Failed(reason, message, exit_code)))
         return POD_EXIT_INCONCLUSIVE
+
+    def _end(self, reason: str, message: str, code: int) -> int:
+        """A whole attempt's end."""
+        self.outlet.ended(Failed(reason, message, code))
+        return code
 
     def _close(self, reason: str) -> bool:
         """Write the closing record once, from whichever thread comes first; whether everything was delivered."""
@@ -172,8 +236,16 @@ class Worker:
             if self.session is not None:
                 self.session.reference.store_unsettled()
             self.ledger.close(reason, self.session.devices if self.session is not None else [])
-            delivered: bool = self.sink.close(FLUSH_S)
-            return delivered
+            return self._deliver()
+
+    def _deliver(self) -> bool:
+        """Wait for the database to take everything, and tell of it."""
+        deadline = time.monotonic() + self._records_timeout
+        while (rest := deadline - time.monotonic()) > 0 and self.sink.stats.waiting:
+            if not self.sink.flush(min(rest, TELL_S)):
+                self.show("delivering")
+        delivered: bool = self.sink.close(max(rest, 0.0))
+        return delivered
 
     def _tripped(self, trip: Trip) -> bool:
         """The watchdog gave up: wake the main thread; where it does not come, end from here."""
@@ -181,28 +253,35 @@ class Worker:
         if self.channel is not None:
             self.channel.say_bye(trip.reason)
         if self.progress.look().activity is not Activity.WAITING:
+            self.outlet.ended(Failed(trip.reason, trip.detail, 2))
             self._close(trip.reason)
-            self._say(encode(Failed(trip.reason, trip.detail, 2)))
             return True
         return False
 
-    def _listen(self) -> None:
-        while line := sys.stdin.buffer.readline():
-            if line == STOP:
-                self._asked_to_stop()
-        # The supervisor is gone: nobody waits for this attempt. What was put is in the database or in the spool.
+    def stop(self) -> None:
+        """End normally after the current step; at once while nothing can have been compared yet. Any thread."""
+        if self._nothing_begun():
+            # A closing record of nothing is worth no waiting.
+            self._records_timeout = min(self._records_timeout, EARLY_S)
+            os._exit(self.fail("stopped_early", "stopped before anything was compared", 2))
+        self.inbox.queue.put(StopRequested("stopped"))
+
+    def _nothing_begun(self) -> bool:
+        """Whether the main thread compiles or loads, for minutes perhaps, and takes no messages meanwhile, or waits for
+        a peer that may never come.
+        """
+        own = self.progress.look()
+        if own.activity is not Activity.WAITING:
+            return own.activity is Activity.STARTING
+        return own.step == 0 and (self.session is None or not self.session.devices)
+
+    def abandon(self) -> NoReturn:
+        """The supervisor is gone: nobody waits for this attempt. What was put is in the database or in the spool."""
         if self.channel is not None:
             self.channel.say_bye("supervisor_gone")
         if self.sink is not None:
             self.sink.flush(2.0)
         os._exit(POD_EXIT_INCONCLUSIVE)
-
-    def _asked_to_stop(self) -> None:
-        """End normally after the current step; at once while nothing can have been compared yet."""
-        if self.progress.look().activity is Activity.STARTING:
-            # The main thread compiles or loads, for minutes perhaps, and takes no messages meanwhile.
-            os._exit(self.fail("stopped_early", "stopped before anything was compared", 2))
-        self.inbox.queue.put(StopRequested("stopped"))
 
     # -- telling ---------------------------------------------------------------------------------
 
@@ -212,7 +291,7 @@ class Worker:
         if phase == self._shown[0] and now - self._shown[1] < PROGRESS_S:
             return
         self._shown = (phase, now)
-        self._say(encode_progress(self._event(phase)))
+        self.outlet.progress(self._event(phase))
 
     def _event(self, phase: str) -> ProgressEvent:
         if self.ledger is None or self.session is None:
@@ -233,16 +312,4 @@ class Worker:
         )  # fmt: skip
 
     def _told(self, event: PeerEvent) -> None:
-        self._log(f"link {event.kind}: {event.detail}")
-
-    def _log(self, line: str) -> None:
-        sys.stderr.write(f"{self.config.role}: {line}\n")
-        sys.stderr.flush()
-
-    def _say(self, line: bytes) -> None:
-        with self._out:
-            try:
-                sys.stdout.buffer.write(line)
-                sys.stdout.buffer.flush()
-            except BrokenPipeError:
-                pass  # the supervisor is gone; standard input says so too
+        self.outlet.log(f"link {event.kind}: {event.detail}")

@@ -152,6 +152,8 @@ class Hello(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     parity: Parity
     devices: Annotated[list[Word], Meta(max_length=4096)] = []
     """Names of the devices that the sender's ranks run on."""
+    node: Word = ""
+    """Name of the node that it runs on, in a cluster."""
 
 
 class Welcome(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):

@@ -129,7 +129,8 @@ class ReferenceSession(Session):
         own = controls.known_reduction(self.machine, self.seed)
         frame, _ = self.reference.expect(f.KnownReduction, lambda _: True)
         same = frame.lanes == own
-        self.ledger.control(ControlName.KNOWN_REDUCTION, Role.SUSPECT, 0, "", same)
+        detail: dict[str, Any] = {"suspect_node": printable(hello.node)} if hello.node else {}
+        self.ledger.control(ControlName.KNOWN_REDUCTION, Role.SUSPECT, 0, "", same, **detail)
         if not same:
             message = "the sides add the ranks' known values to different bits: their collectives run in another order"
             self._refuse(f.Refuse(reason="collective_order", field="", message=message))

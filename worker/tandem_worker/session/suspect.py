@@ -22,8 +22,10 @@ FAULTS_PER_FRAME = 2000
 class SuspectSession(Session):
     """Follows the reference."""
 
-    def __init__(self, prepared: Prepared, channel: Channel, inbox: Inbox, progress: Progress) -> None:
+    def __init__(self, prepared: Prepared, channel: Channel, inbox: Inbox, progress: Progress, node: str = "") -> None:
         super().__init__(prepared, channel, inbox, progress)
+        self.node = node
+        """Where it runs, in a cluster."""
         self.side = self.suspect = Suspect(self.machine, channel, inbox, progress, prepared.settings, time.monotonic)
 
     def run(self) -> f.Close:
@@ -60,6 +62,7 @@ class SuspectSession(Session):
                 version=self.prepared.parity["tandem"],
                 parity=self.prepared.parity,
                 devices=[str(device) for device in self.machine.chain.mesh.devices.flat],
+                node=self.node,
             )
         )
         with self.progress.waiting("handshake"):
