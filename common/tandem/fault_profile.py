@@ -10,6 +10,8 @@ import math
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -283,16 +285,31 @@ class FaultProfile(_Model):
         return state
 
 
+def shipped_names() -> list[str]:
+    """Names of the profiles that ship with Tandem."""
+    folder = resources.files("tandem").joinpath("fault_profiles")
+    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+
+
+def shipped_profile(path: Path) -> Traversable | None:
+    """The shipped profile that a bare name (``node-11``) means, unless there is a file of that name; else None."""
+    if len(path.parts) != 1 or path.exists() or path.name not in shipped_names():
+        return None
+    return resources.files("tandem").joinpath("fault_profiles", f"{path.name}.toml")
+
+
 def load_profile(path: Path) -> FaultProfile:
-    """Read a fault profile.
+    """Read a fault profile: a file, or a shipped one by its bare name.
 
     Raises:
         SpecError: the file cannot be read, is no TOML, or a field is wrong; names the first one.
     """
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = tomllib.loads((shipped_profile(path) or path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecError(f"fault profile {path}: {error.strerror}: give a readable TOML file") from None
+        shipped = f", or the name of a shipped one ({', '.join(shipped_names())})"
+        mend = f"give a readable TOML file{shipped if isinstance(error, FileNotFoundError) else ''}"
+        raise SpecError(f"fault profile {path}: {error.strerror}: {mend}") from None
     except UnicodeDecodeError:
         raise SpecError(f"fault profile {path}: not UTF-8 text: give a TOML file") from None
     except tomllib.TOMLDecodeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem import faults
+from tandem import fault_profile, faults
 from tandem.errors import SpecError
 from tandem.faults import FaultProfile, StateFlip, check_profile, load_profile, named_bits, no_rows, rows, state_flips
+from tandem.pairrun import workload
 from tandem.sites import Site
 from tandem.spec import load_preset, validate
 from tandem.vocabulary import Module, Phase
@@ -369,3 +371,21 @@ def test_shipped_profiles_act_on_the_tiny_model(path: Path) -> None:
         for flipped in state_flips(p, step, op.sites, op.input_names, [plan.slots[s].shape for s in op.inputs], 2)
     ]
     assert acting or flips
+
+
+def test_a_shipped_profile_may_be_named_without_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless there is a file of that name; and a PairRun's schema takes the name."""
+    monkeypatch.chdir(tmp_path)
+    assert fault_profile.shipped_names() == ["bursts", "demo", "kept-buffer", "node-11"]
+    shipped = Path(str(resources.files("tandem"))) / "fault_profiles" / "node-11.toml"
+    assert load_profile(Path("node-11")) == load_profile(shipped)
+    pattern = workload.schema()["properties"]["fault"]["pattern"]
+    for accepted in ("node-11", "/etc/faults/mine.toml"):
+        assert re.search(pattern, accepted)
+    for refused in ("", "../x", "a/b", "-x"):
+        assert not re.search(pattern, refused)
+    with pytest.raises(SpecError, match=r"node-12: No such file.*shipped one \(bursts, demo, kept-buffer, node-11\)"):
+        load_profile(Path("node-12"))
+    (tmp_path / "node-11").write_text("x = 1")
+    with pytest.raises(SpecError, match=r"name: Field required|x: Extra"):
+        load_profile(Path("node-11"))

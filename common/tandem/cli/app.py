@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import db, demo, doctor, export, report, run, runs, show
+from tandem.cli import candidates, controller, db, demo, doctor, export, pair, report, run, runs, show
 from tandem.errors import TandemError
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_USAGE
 
@@ -62,6 +62,10 @@ app.command("show")(show.show)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
+app.command("pair")(pair.pair)
+app.command("watch")(pair.watch)
+app.command("candidates")(candidates.candidates)
+app.command("controller")(controller.controller)
 app.add_typer(db.app, name="db")
 
 

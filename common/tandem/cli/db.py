@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tandem.cli.output import DbOption, JsonOption, database, emit_json, say
+from tandem.cli.output import DbOption, JsonOption, database, emit_json, note, say
+from tandem.errors import DatabaseError, UsageError
 from tandem.formats import plural
+
+WAIT_S = 1.0
+"""Between two looks at a database that is not ready."""
 
 app = typer.Typer(
     help="Manage the database that keeps the records.",
@@ -16,20 +22,81 @@ app = typer.Typer(
 )
 
 
+DbFileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--db-file",
+        envvar="TANDEM_DB_FILE",
+        metavar="FILE",
+        help="File with the URL of the PostgreSQL, so that no password is an argument.",
+        show_default=False,
+    ),
+]
+
+
+def url_of(db: str | None, db_file: Path | None) -> str | None:
+    """The URL that is meant; one that is given outright wins over a file.
+
+    Raises:
+        DatabaseError: the file cannot be read or holds none.
+    """
+    if db or db_file is None:
+        return db
+    try:
+        url = db_file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not plain text"
+        raise DatabaseError(f"the file {db_file} with the database's URL cannot be read ({why})") from None
+    if not url:
+        raise DatabaseError(f"the file {db_file} is empty: it must hold the database's URL")
+    return url
+
+
 @app.command()
-def upgrade(db: DbOption = None) -> None:
+def upgrade(db: DbOption = None, db_file: DbFileOption = None) -> None:
     """Bring the schema of the database to the newest version (safe to repeat)."""
     from tandem.db.migrate import head
     from tandem.db.migrate import upgrade as migrate
 
-    if db:
-        migrate(db)
+    if url := url_of(db, db_file):
+        migrate(url)
     else:
         from tandem.db.embedded import embedded_database
 
         with embedded_database():
             pass
     say(f"schema at {head()}")
+
+
+@app.command()
+def wait(
+    db: DbOption = None,
+    db_file: DbFileOption = None,
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Give up after this long.")] = 300.0,
+) -> None:
+    """Wait until the database answers and has the schema that this version of Tandem needs."""
+    from tandem.db.check import check
+    from tandem.db.migrate import head
+
+    url = url_of(db, db_file)
+    if url is None:
+        raise UsageError(
+            "nothing to wait for: name the database with --db-file or --db; the embedded one needs no wait"
+        )
+    until, told = time.monotonic() + timeout, ""
+    while True:
+        try:
+            check(url)
+        except DatabaseError as error:
+            if time.monotonic() >= until:
+                raise
+            if str(error) != told:
+                told = str(error)
+                note(f"waiting: {told}")
+            time.sleep(min(WAIT_S, max(0.0, until - time.monotonic())))
+        else:
+            say(f"schema at {head()}")
+            return
 
 
 @app.command()

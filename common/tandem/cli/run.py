@@ -8,6 +8,7 @@ from uuid import UUID
 
 import typer
 
+from tandem.cli import flags as f
 from tandem.cli.output import DbOption, JsonOption, console, database_url, emit_json, note, say
 from tandem.errors import SpecError
 from tandem.records import RunRecords
@@ -25,32 +26,26 @@ def run(
     spec: Annotated[
         Path | None, typer.Argument(metavar="[SPEC]", help="YAML file with a run spec; flags win over it.")
     ] = None,
-    workload: Annotated[Workload | None, typer.Option(help="What the pair runs.  [default: submodule]")] = None,
+    workload: f.WorkloadOption = None,
     kind: Annotated[Kind | None, typer.Option(help="Kind of the run.  [default: suspect]")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="PRESET", help="Model preset.  [default: tiny, or that of the weights]")
-    ] = None,
-    weights: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Hugging Face config.json and safetensors to start from.")
-    ] = None,
-    data: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="Text to train on, may be repeated.  [default: Python's source]"),
-    ] = None,
-    tokenizer: Annotated[Path | None, typer.Option(metavar="FILE", help="tokenizer.json; without it, bytes.")] = None,
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel ranks, one device each.  [default: 2]")] = None,
-    steps: Annotated[int | None, typer.Option(help="Optimizer steps.  [default: 20]")] = None,
-    duration: Annotated[float | None, typer.Option(metavar="SECONDS", help="End after this long.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of initial weights and data order.  [default: 0]")] = None,
-    sync: Annotated[str | None, typer.Option(help="full, digest or optimistic.  [default: optimistic]")] = None,
-    window: Annotated[int | None, typer.Option(help="Most unconfirmed sites.  [default: 64]")] = None,
-    fault: Annotated[
-        Path | None, typer.Option(metavar="TOML", help="Inject these faults; the run is synthetic for ever.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option(help="Sequences per step.  [default: the preset's]")] = None,
-    sequence: Annotated[int | None, typer.Option(help="Tokens per sequence.  [default: the preset's]")] = None,
-    compute: Annotated[str | None, typer.Option(help="bfloat16 or float32.  [default: the preset's]")] = None,
+    model: f.ModelOption = None,
+    weights: f.WeightsOption = None,
+    data: f.DataOption = None,
+    tokenizer: f.TokenizerOption = None,
+    tp: f.TpOption = None,
+    steps: f.StepsOption = None,
+    duration: f.DurationOption = None,
+    seed: f.SeedOption = None,
+    sync: f.SyncOption = None,
+    window: f.WindowOption = None,
+    fault: f.FaultOption = None,
+    batch: f.BatchOption = None,
+    sequence: f.SequenceOption = None,
+    compute: f.ComputeOption = None,
     run_id: Annotated[str | None, typer.Option(metavar="UUID", help="Id of the run (UUIDv7).  [default: new]")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Run nothing: print the spec as a PairRun for a cluster.")
+    ] = False,
     db: DbOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -64,6 +59,9 @@ def run(
         "window": window, "fault": fault, "batch": batch, "sequence": sequence, "compute": compute,
     }  # fmt: skip
     asked = read_spec(spec, {k: v for k, v in flags.items() if v is not None})
+    if dry_run:
+        say(as_pairrun(asked).rstrip())
+        return
     records = execute(asked, db, run_id=_uuid(run_id))
     raise typer.Exit(report(records, as_json=json))
 
@@ -95,8 +93,33 @@ def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
 
 def _absolute(spec: RunSpec) -> RunSpec:
     """Paths that mean the same in every folder: the spec is stored, and repeated elsewhere."""
-    paths = {name: path.absolute() for name in ("weights", "tokenizer", "fault") if (path := getattr(spec, name))}
+    paths = {name: path.absolute() for name in ("weights", "tokenizer") if (path := getattr(spec, name))}
+    if spec.fault is not None:
+        from tandem.fault_profile import shipped_profile
+
+        if shipped_profile(spec.fault) is None:
+            paths["fault"] = spec.fault.absolute()
     return spec.model_copy(update={**paths, "data": [path.absolute() for path in spec.data]})
+
+
+def as_pairrun(spec: RunSpec) -> str:
+    """A local spec as the YAML of a PairRun, for ``kubectl create``; its paths are then those in the pods.
+
+    Raises:
+        SpecError: a field has no equal there.
+    """
+    import yaml
+
+    from tandem.pairrun.names import API_VERSION, KIND
+    from tandem.pairrun.spec import read_spec
+    from tandem.pairrun.workload import from_run_spec
+
+    values = {"kind": str(spec.kind), "workload": from_run_spec(spec)}
+    read_spec(values)
+    body = {
+        "apiVersion": API_VERSION, "kind": KIND, "metadata": {"generateName": f"{spec.kind}-"}, "spec": values,
+    }  # fmt: skip
+    return yaml.safe_dump(body, sort_keys=False, width=120, allow_unicode=True)
 
 
 def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None) -> RunRecords:

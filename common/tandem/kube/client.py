@@ -282,7 +282,7 @@ class Kube:
             return self._api.call_api(*request, _request_timeout=(min(CONNECT_S, read_s), read_s))
         except self._broken() as error:
             raise Unreachable(_line(error), self.server) from None
-        except (OSError, ValueError) as error:  # a token file that is gone, an exec plugin that fails
+        except (OSError, ValueError, *self._unusable()) as error:  # a token file that is gone, a plugin that fails
             raise SetupError(f"the credentials of {self.server} cannot be used ({_line(error)})") from None
 
     def _lines(self, raw: Any) -> Iterator[bytes]:
@@ -302,6 +302,13 @@ class Kube:
         from urllib3.exceptions import HTTPError
 
         return (ApiException, HTTPError)
+
+    @staticmethod
+    def _unusable() -> tuple[type[Exception], ...]:
+        """What the package raises when it cannot renew its credentials."""
+        from kubernetes.config import ConfigException
+
+        return (ConfigException,)
 
 
 def interrupt(raw: Any) -> None:

@@ -112,6 +112,8 @@ def _property(field: str, raw: dict[str, Any], defs: dict[str, Any]) -> dict[str
         out |= {"type": "integer", "format": "int64", **_bounds(found)}
     elif kind == "array":
         out |= {"type": "array", "maxItems": 64, "items": _PATH}
+    elif field == "fault":
+        out |= _PROFILE
     elif found.get("format") == "path":
         out |= _PATH
     else:
@@ -125,6 +127,8 @@ def _property(field: str, raw: dict[str, Any], defs: dict[str, Any]) -> dict[str
 
 _PATH = {"type": "string", "maxLength": 4096, "pattern": "^/"}
 """A path in the pods."""
+_PROFILE = {"type": "string", "maxLength": 4096, "pattern": r"^(/.*|[A-Za-z0-9][A-Za-z0-9._-]*)$"}
+"""A path in the pods, or a name."""
 UNSET = ("model", "steps")
 """Fields whose absence means something: the weights' own preset, a run that only time ends."""
 

@@ -1,0 +1,49 @@
+"""Options that several commands share: what a pair runs, and which cluster."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandem.vocabulary import Workload
+
+WorkloadOption = Annotated[Workload | None, typer.Option(help="What the pair runs.  [default: submodule]")]
+ModelOption = Annotated[
+    str | None, typer.Option(metavar="PRESET", help="Model preset.  [default: tiny, or that of the weights]")
+]
+WeightsOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Hugging Face config.json and safetensors to start from.")
+]
+DataOption = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Text to train on, may be repeated.  [default: Python's source]"),
+]
+TokenizerOption = Annotated[Path | None, typer.Option(metavar="FILE", help="tokenizer.json; without it, bytes.")]
+TpOption = Annotated[int | None, typer.Option(help="Tensor-parallel ranks, one device each.  [default: 2]")]
+StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.  [default: 20]")]
+DurationOption = Annotated[float | None, typer.Option(metavar="SECONDS", help="End after this long.")]
+SeedOption = Annotated[int | None, typer.Option(help="Of initial weights and data order.  [default: 0]")]
+SyncOption = Annotated[str | None, typer.Option(help="full, digest or optimistic.  [default: optimistic]")]
+WindowOption = Annotated[int | None, typer.Option(help="Most unconfirmed sites.  [default: 64]")]
+FaultOption = Annotated[
+    Path | None,
+    typer.Option(metavar="TOML", help="Inject these faults (a file, or a shipped profile's name); synthetic for ever."),
+]
+BatchOption = Annotated[int | None, typer.Option(help="Sequences per step.  [default: the preset's]")]
+SequenceOption = Annotated[int | None, typer.Option(help="Tokens per sequence.  [default: the preset's]")]
+ComputeOption = Annotated[str | None, typer.Option(help="bfloat16 or float32.  [default: the preset's]")]
+
+NamespaceOption = Annotated[
+    str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace.  [default: the context's]")
+]
+ContextOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="Context of the kubeconfig.  [default: the current one]")
+]
+KubeconfigOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Kubeconfig.  [default: as kubectl: KUBECONFIG, ~/.kube/config]")
+]
+TimeoutOption = Annotated[
+    float | None, typer.Option(min=0, metavar="SECONDS", help="Stop watching after this long.  [default: never]")
+]
