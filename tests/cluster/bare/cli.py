@@ -133,12 +133,9 @@ def _assets(nodes: int) -> str:
 def _alone(root: Path) -> Iterator[None]:
     """One `up` or `down` at a time; the lock lies beside the state folder, which comes and goes."""
     root.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(root.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with root.with_name(f".{root.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(folder)
 
 
 def parser() -> argparse.ArgumentParser:
