@@ -56,7 +56,7 @@ def test_the_pods_themselves_are_admitted_as_restricted(server: ApiServer, choic
             "apiVersion": "v1",
             "kind": "Pod",
             "metadata": {"name": one["metadata"]["name"], "namespace": NAMESPACE},
-            "spec": _without_what_admission_looks_up(one["spec"]["template"]["spec"]),
+            "spec": _alone(one["spec"]),
         }
         for one in objects(choice)
         if "template" in one.get("spec", {})
@@ -65,11 +65,12 @@ def test_the_pods_themselves_are_admitted_as_restricted(server: ApiServer, choic
     dry_run(server, templates)
 
 
-def _without_what_admission_looks_up(spec: Manifest) -> Manifest:
-    """Accounts and classes that the dry run of the others did not leave."""
-    return {k: v for k, v in spec.items() if k not in ("serviceAccountName", "priorityClassName")} | {
-        "automountServiceAccountToken": False
-    }
+def _alone(owner: Manifest) -> Manifest:
+    """The pod's spec with its claims, without what the dry run of the others did not leave: accounts, classes."""
+    spec = owner["template"]["spec"]
+    claims = [{"name": c["metadata"]["name"], "emptyDir": {}} for c in owner.get("volumeClaimTemplates", [])]
+    kept = {k: v for k, v in spec.items() if k not in ("serviceAccountName", "priorityClassName")}
+    return kept | {"automountServiceAccountToken": False, "volumes": spec["volumes"] + claims}
 
 
 def test_the_aggregated_roles_let_an_editor_edit_and_a_viewer_look(server: ApiServer) -> None:
@@ -81,14 +82,14 @@ def test_the_aggregated_roles_let_an_editor_edit_and_a_viewer_look(server: ApiSe
         server.kubectl("create", "rolebinding", user, f"--user={user}", f"--clusterrole={role['metadata']['name']}",
                        f"--namespace={NAMESPACE}")  # fmt: skip
 
-    def can(user: str, verb: str, resource: str) -> bool:
-        asked = server.try_kubectl("auth", "can-i", verb, resource, f"--as={user}", f"--namespace={NAMESPACE}")
-        return asked.stdout.strip() == "yes"
+    def can(user: str, verb: str, resource: str, *options: str) -> bool:
+        words = ("auth", "can-i", verb, resource, f"--as={user}", f"--namespace={NAMESPACE}", *options)
+        return server.try_kubectl(*words).stdout.strip() == "yes"
 
     until("the editor's rights", lambda: can("editor", "create", "pairruns.tandem.dev"))
     assert can("viewer", "watch", "pairruns.tandem.dev")
     assert not can("viewer", "create", "pairruns.tandem.dev")
-    assert not can("editor", "patch", "pairruns.tandem.dev/status")
+    assert not can("editor", "patch", "pairruns.tandem.dev", "--subresource=status")
     assert not can("editor", "create", "pods")
 
 
