@@ -129,9 +129,23 @@ def test_what_the_schema_refuses_and_what_is_forbidden_are_one_line(kube: Kube, 
         nobody.create(PAIRRUNS.path(kube.namespace), pairrun("q"))
 
 
-def test_a_version_that_is_long_gone_is_called_so(kube: Kube) -> None:
+def test_a_version_that_is_long_gone_is_called_so(kube: Kube, with_crd: ApiServer) -> None:
+    """After its restart the server keeps no older events."""
+    path = CONFIG_MAPS.path(kube.namespace)
+    old = kube.list(path).resource_version
+    for number in range(5):
+        kube.create(path, config_map(f"c-{number}"))
+    with_crd.stop("kube-apiserver")
+    with_crd.start("kube-apiserver")
+    until("an answer", lambda: _works(kube, path))
     with pytest.raises(Gone):
-        list(kube.watch(CONFIG_MAPS.path(kube.namespace), "1", seconds=5))
+        list(kube.watch(path, str(min(int(old), 2)), seconds=5))
+    seen = Seen()
+    informer = Informer(kube, path, seen)
+    informer._version = "2"
+    informer.start()
+    until("a new listing", lambda: informer.get(f"{kube.namespace}/c-4"))
+    informer.stop()
 
 
 class Seen:
