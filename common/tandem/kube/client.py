@@ -282,7 +282,7 @@ class Kube:
             return self._api.call_api(*request, _request_timeout=(min(CONNECT_S, read_s), read_s))
         except self._broken() as error:
             raise Unreachable(_line(error), self.server) from None
-        except (OSError, ValueError, *self._unusable()) as error:  # a token file that is gone, a plugin that fails
+        except self._unusable() as error:
             raise SetupError(f"the credentials of {self.server} cannot be used ({_line(error)})") from None
 
     def _lines(self, raw: Any) -> Iterator[bytes]:
@@ -305,10 +305,10 @@ class Kube:
 
     @staticmethod
     def _unusable() -> tuple[type[Exception], ...]:
-        """What the package raises when it cannot renew its credentials."""
+        """What is raised when credentials cannot be renewed: a token file that is gone, a plugin that fails."""
         from kubernetes.config import ConfigException
 
-        return (ConfigException,)
+        return (OSError, ValueError, ConfigException)
 
 
 def interrupt(raw: Any) -> None:
