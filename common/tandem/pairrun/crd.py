@@ -56,7 +56,6 @@ def _object() -> dict[str, Any]:
     spec = structural(PairRunSpec)
     spec["properties"]["workload"] = workload.schema() | {"default": {}}
     spec["x-kubernetes-validations"] = _rules(spec)
-    spec["default"] = {}
     choice = {
         "rule": "!(has(self.nodeName) && has(self.selector))",
         "message": "give nodeName or selector, not both",

@@ -160,10 +160,11 @@ DESCRIPTIONS = {
 
 
 def _bounds(found: dict[str, Any]) -> dict[str, int]:
-    """Inclusive bounds; what a signed 64-bit integer holds is the widest."""
+    """Inclusive bounds."""
     low = found.get("minimum", found.get("exclusiveMinimum", 0) + 1 if "exclusiveMinimum" in found else None)
     high = found.get("maximum", found["exclusiveMaximum"] - 1 if "exclusiveMaximum" in found else None)
-    bounds = {"minimum": low, "maximum": None if high is None else min(high, 2**63 - 1)}
+    # The API server reads bounds as floats; an int64 has its own largest value.
+    bounds = {"minimum": low, "maximum": high if high is not None and high <= 2**53 else None}
     return {k: int(v) for k, v in bounds.items() if v is not None}
 
 

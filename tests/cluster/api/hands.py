@@ -55,11 +55,18 @@ class Hands:
             self.kube.get(f"{CRDS}/{names.PLURAL}.{names.GROUP}")
         except NotFound:
             self.kube.create(CRDS, crd())
-            until("the definition", lambda: self.kube.list(PAIRRUNS.path()) is not None)
+            until("the definition", self._served)
         self.kube.create("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
         for name in ("tandem-worker", "default"):
             self.kube.create(f"/api/v1/namespaces/{self.namespace}/serviceaccounts", {"metadata": {"name": name}})
         self.kube.create(SECRETS.path(self.namespace), {"metadata": {"name": "tandem-database"}, "data": {"uri": ""}})
+
+    def _served(self) -> bool:
+        try:
+            self.kube.list(PAIRRUNS.path())
+        except NotFound:
+            return False
+        return True
 
     def close(self) -> None:
         """Leave nothing that another test would see; there is no garbage collector here."""
