@@ -274,7 +274,8 @@ def test_situations_11_and_12_a_restart_of_the_api_server_loses_nothing(
         pair.start()
         pair.wait_for(names.RUNNING, "True")
         api_server.stop(part)
-        until("a broken watch", lambda: any(i.error for i in term.controller.caches.informers))
+        if part == "kube-apiserver":  # without etcd it keeps watches open, and says nothing
+            until("a broken watch", lambda: any(i.error for i in term.controller.caches.informers))
         api_server.start(part)
         pair.finish(tmp_path)
         pair.wait_for(names.FINISHED, "True", "Match", seconds=60)
