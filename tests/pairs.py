@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from uuid import UUID, uuid4
 
 import jax
@@ -28,7 +29,7 @@ from tandem.records import (
     StepRecord,
 )
 from tandem.spec import RunSpec, resolve
-from tandem.vocabulary import Role, SyncMode
+from tandem.vocabulary import Cause, Role, SyncMode
 from tandem_worker import parity
 from tandem_worker.chain import Chain
 from tandem_worker.data import open_data
@@ -245,3 +246,24 @@ def _records(spec: RunSpec, run: UUID, found: list[Record], reference: Prepared,
         run=row, attempts=[attempt], steps=of(StepRecord), mismatches=of(MismatchRecord), controls=of(ControlRecord),
         faults=of(FaultRecord), closings=of(ClosingRecord),
     )  # fmt: skip
+
+
+# -- what tests say of an outcome -----------------------------------------------------------------------------
+
+
+def profile(*faults: dict[str, Any], seed: int = 1) -> FaultProfile:
+    return FaultProfile.model_validate({"name": "test", "seed": seed, "fault": list(faults)})
+
+
+def truth(records: RunRecords) -> dict[tuple[int, int, int], int]:
+    """(step, site, rank) -> elements that the injector changed at sites' outputs."""
+    return {(t.step, t.site, t.rank): t.changed for t in records.faults if t.level == "output"}
+
+
+def found(records: RunRecords, cause: Cause = Cause.COMPUTE) -> dict[tuple[int, int, int], int | None]:
+    return {(m.step, m.site, m.rank): m.mismatched for m in records.mismatches if m.cause is cause}
+
+
+def clean_end(outcome: Outcome) -> None:
+    assert not outcome.errors
+    assert outcome.reason == "completed"

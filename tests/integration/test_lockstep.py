@@ -8,63 +8,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.pairs import Outcome, run_pair
+from tests.pairs import clean_end, found, profile, run_pair, truth
 
 from tandem.faults import FaultProfile
-from tandem.records import MismatchRecord, RunRecords
+from tandem.records import MismatchRecord
 from tandem.spec import RunSpec
 from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, SyncMode, Verdict
 from tandem_worker.link import frames as f
-from tandem_worker.link.words import peer_reason
 from tandem_worker.lockstep import reference as reference_module
-from tandem_worker.lockstep.inbox import StopRequested
 from tandem_worker.session.reference import ReferenceSession
 from tandem_worker.session.suspect import SuspectSession
 
+pytestmark = pytest.mark.slow
 MODES = (SyncMode.DIGEST, SyncMode.OPTIMISTIC, SyncMode.FULL)
 SETTINGS: dict[str, Any] = {"self_replays": 2, "replays": 2}
 """Fewer repeats than the default: the verdict asks for as many as the spec says."""
 
 
-def profile(*faults: dict[str, Any], seed: int = 1) -> FaultProfile:
-    return FaultProfile.model_validate({"name": "test", "seed": seed, "fault": list(faults)})
-
-
-def truth(records: RunRecords) -> dict[tuple[int, int, int], int]:
-    """(step, site, rank) -> elements that the injector changed at sites' outputs."""
-    return {(t.step, t.site, t.rank): t.changed for t in records.faults if t.level == "output"}
-
-
-def found(records: RunRecords, cause: Cause = Cause.COMPUTE) -> dict[tuple[int, int, int], int | None]:
-    return {(m.step, m.site, m.rank): m.mismatched for m in records.mismatches if m.cause is cause}
-
-
-def clean_end(outcome: Outcome) -> None:
-    assert not outcome.errors
-    assert outcome.reason == "completed"
-
-
-def test_a_suspect_that_is_asked_to_stop_ends_the_pair_after_its_step() -> None:
-    """Its pod is to go: both drain, run the end controls, and what was compared counts."""
-
-    def stop(_: ReferenceSession, suspect: SuspectSession) -> None:
-        begin = suspect.progress.begin_step
-
-        def begin_step(step: int) -> None:
-            begin(step)
-            if step == 2:
-                suspect.inbox.queue.put(StopRequested("stopped"))
-
-        suspect.progress.begin_step = begin_step  # type: ignore[method-assign]
-
-    outcome = run_pair(RunSpec(steps=1000, **SETTINGS), tamper=stop)
-    assert (outcome.errors, outcome.reason) == ({}, "stopped")
-    assert decide(outcome.records).verdict is Verdict.MATCH
-    assert len(outcome.records.steps) == 3
-
-
-@pytest.mark.slow
 def test_a_hundred_null_steps_mismatch_nowhere() -> None:
     """Every site of every step on every rank is compared, and none differs."""
     outcome = run_pair(RunSpec(steps=100, **SETTINGS))
@@ -125,7 +86,6 @@ def test_random_faults_are_found_alike_in_all_modes() -> None:
     check_random_faults(12, seed=7)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_two_hundred_random_faults_are_found_alike_in_all_modes() -> None:
     """As steps of one long pair per mode: the counts are the injector's, site by site, and the modes agree."""
@@ -468,12 +428,6 @@ def test_a_suspect_that_falls_silent_in_lock_step_ends_by_name() -> None:
     assert outcome.reason == "deadlock"
     decision = decide(outcome.records)
     assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, "deadlock")
-
-
-@pytest.mark.parametrize("reason", ["completed", "stopped", "", "x" * 200, "a\nb", "<script>", "Ok fine"])
-def test_a_suspects_goodbye_cannot_claim_a_regular_end(reason: str) -> None:
-    assert peer_reason(reason) == "peer_left"
-    assert peer_reason("half_open_link") == "half_open_link"
 
 
 @pytest.mark.parametrize("options", [{"tp": 1}, {"compute": "float32"}, {"tp": 1, "compute": "float32"}])
