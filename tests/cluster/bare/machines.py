@@ -41,7 +41,8 @@ def marked_processes() -> dict[int, tuple[str, str, str]]:
             with suppress(OSError, KeyError):
                 text = Path(entry.path, "environ").read_bytes().decode(errors="replace")
                 variables = dict(v.split("=", 1) for v in text.split("\0") if v.startswith("TANDEM_CLUSTER_"))
-                program = os.path.basename(os.readlink(entry.path + "/exe"))
+                # A new build may have replaced the file.
+                program = os.path.basename(os.readlink(entry.path + "/exe").removesuffix(" (deleted)"))
                 found[int(entry.name)] = (variables[MARK_ROOT], variables[MARK_NAME], program)
     return found
 
