@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from plugins import compiled
 
@@ -21,6 +22,9 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {os.environ
 os.environ.setdefault("PJRT_NPROC", "8")
 
 compiled.start()
+# How long an example takes says how busy the machine is, and nothing else.
+settings.register_profile("tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tandem")
 _home: Path | None = None
 
 

@@ -92,7 +92,7 @@ def one_sided(o: Observed, attempt: AttemptStatus, pods: Sequence[Pod]) -> bool:
 
 
 def _one_sided_since(o: Observed, ends: dict[Role, PodEnd], pods: Sequence[Pod]) -> float:
-    """When the first side ended: as its pod says, or, for a pod that nobody can ask, since when its absence is known."""
+    """When the first side ended: as its pod says, or, for a pod that nobody can ask, since when that is known."""
     told = [pod.ended_at for pod in pods if pod.role in ends and pod.ended_at is not None]
     condition = o.status.condition(names.RUNNING)
     noticed = seconds(condition.last_transition_time) if condition and condition.reason == ONE_SIDED else None

@@ -49,7 +49,7 @@ def test_the_median_bound_is_that_of_the_sign_test(n: int, rank: int) -> None:
     assert (found.low, found.high) == (rank, n + 1 - rank)
 
 
-@pytest.mark.parametrize("q", [0.5, 0.99])
+@pytest.mark.parametrize("q", [0.5, pytest.param(0.99, marks=pytest.mark.slow)])
 def test_each_bound_is_wrong_at_most_one_time_in_twenty(q: float) -> None:
     """Of uniform samples, whose q-quantile is q. 4,000 samples: a true rate of 5 % stays below 6.1 % (three sigma)."""
     rng, n, samples = random.Random(1), 60 if q == 0.5 else 500, 1500
