@@ -6,12 +6,13 @@ knows. Then the likeliest cause counts: what happened to a pod from outside befo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec
-from tandem.pairrun.status import AttemptStatus, seconds
+from tandem.pairrun.status import AttemptStatus, PairRunStatus, seconds
 from tandem.vocabulary import Role
 from tandem_controller.observed import Observed, Pod
 from tandem_controller.reasons import PodEnd, final, hopeless, job_end, not_started, pod_end
@@ -38,6 +39,12 @@ class End:
 def settled(attempt: AttemptStatus) -> bool:
     """Whether an ended attempt is the last one: it reached its end, or the next would meet the same."""
     return attempt.reason in ("completed", "stopped", "deadline") or final(attempt.reason)
+
+
+def tried(status: PairRunStatus) -> dict[str, int]:
+    """Reference node -> attempts of this run on it that said nothing."""
+    silent = (a for a in status.attempts if a.ended_at is not None and a.reason != "suspended" and not settled(a))
+    return dict(Counter(a.reference.node for a in silent))
 
 
 def why(o: Observed, spec: PairRunSpec, attempt: AttemptStatus, pods: Sequence[Pod]) -> End | None:

@@ -11,12 +11,13 @@ from typing import Any
 from tandem.kube.client import Kube
 from tandem.kube.paths import PODS
 from tandem.pairing.choose import World
+from tandem.pairing.claims import claims, served
 from tandem.pairing.nodes import Node, PodUse, node_from, pod_use_from
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec
 from tandem.pairrun.status import PairRunStatus
 from tandem.vocabulary import Kind
-from tandem_controller import claims
+from tandem_controller.ending import tried
 
 SNAPSHOT_S = 2.0
 """How old a list of all pods may be; what this controller placed since is known from the claims."""
@@ -84,6 +85,6 @@ def gather(
     """
     before = compared_with() if spec.kind is Kind.SWAP else {}
     return World(
-        nodes=nodes, usage=usage(), claims=claims.claims(pairruns, uid), tried=claims.tried(status),
-        used_before=before, served=claims.served(pairruns),
+        nodes=nodes, usage=usage(), claims=claims(pairruns, uid), tried=tried(status),
+        used_before=before, served=served(pairruns),
     )  # fmt: skip

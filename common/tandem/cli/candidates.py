@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,7 +17,7 @@ from tandem.errors import SpecError
 
 if TYPE_CHECKING:
     from tandem.kube.client import Kube
-    from tandem.pairing.choose import Claim, World
+    from tandem.pairing.choose import World
     from tandem.pairing.policy import Policy
 
 
@@ -104,6 +103,7 @@ def world(kube: Kube) -> World:
     from tandem.kube.errors import Forbidden, NotFound
     from tandem.kube.paths import NODES, PAIRRUNS, PODS
     from tandem.pairing.choose import World
+    from tandem.pairing.claims import claims, served
     from tandem.pairing.nodes import PodUse, node_from, pod_use_from
     from tandem.pairrun.names import LABEL_PAIR
 
@@ -119,24 +119,7 @@ def world(kube: Kube) -> World:
         pairruns = kube.list(PAIRRUNS.path(kube.namespace)).items
     except NotFound as error:
         raise missing(kube, error) from None
-    return World(nodes=nodes, usage=usage, claims=claims(pairruns))
-
-
-def claims(pairruns: Iterable[Mapping[str, Any]]) -> list[Claim]:
-    """Nodes that live runs hold."""
-    from tandem.pairing.choose import Claim
-    from tandem.pairrun.names import FINISHED
-    from tandem.pairrun.status import read_status
-
-    found = []
-    for obj in pairruns:
-        status = read_status(obj.get("status"))
-        if status.attempts and not status.holds(FINISHED):
-            last = status.attempts[-1]
-            reference = last.reference.node if last.ended_at is None else ""
-            meta = obj["metadata"]
-            found.append(Claim(f"{meta.get('namespace')}/{meta['name']}", last.suspect.node, reference))
-    return found
+    return World(nodes=nodes, usage=usage, claims=claims(pairruns), served=served(pairruns))
 
 
 def of_world(seen: World, policy: Policy) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""What other runs hold, and what was tried before: read from the PairRuns themselves. Pure."""
+"""What live runs hold, read from the PairRuns themselves. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,16 @@ from typing import Any
 
 from tandem.pairing.choose import Claim
 from tandem.pairrun import names
-from tandem.pairrun.status import PairRunStatus, read_status
-from tandem_controller.ending import settled
+from tandem.pairrun.status import read_status
 
 
-def claims(objects: Iterable[Mapping[str, Any]], own_uid: str) -> list[Claim]:
-    """Nodes that other live runs hold: the suspect until the run finishes, the reference while an attempt goes on."""
+def claims(objects: Iterable[Mapping[str, Any]], own_uid: str | None = None) -> list[Claim]:
+    """Nodes that live runs hold: the suspect until the run finishes, the reference while an attempt goes on.
+
+    Args:
+        objects: PairRuns as the cluster holds them.
+        own_uid: of the one that asks: it does not stand in its own way.
+    """
     found = []
     for obj in objects:
         meta, status = obj["metadata"], read_status(obj.get("status"))
@@ -24,19 +28,8 @@ def claims(objects: Iterable[Mapping[str, Any]], own_uid: str) -> list[Claim]:
         if not live and (obj.get("spec") or {}).get("suspend"):
             continue
         reference = last.reference.node if live else ""
-        found.append(Claim(f"{meta['namespace']}/{meta['name']}", last.suspect.node, reference))
+        found.append(Claim(f"{meta.get('namespace')}/{meta['name']}", last.suspect.node, reference))
     return found
-
-
-def tried(status: PairRunStatus) -> dict[str, int]:
-    """Reference node -> attempts of this run on it that said nothing."""
-    return dict(
-        Counter(
-            a.reference.node
-            for a in status.attempts
-            if a.ended_at is not None and a.reason != "suspended" and not settled(a)
-        )
-    )
 
 
 def served(objects: Iterable[Mapping[str, Any]]) -> dict[str, int]:
