@@ -247,23 +247,6 @@ def test_a_candidate_without_a_reference_says_why() -> None:
     assert candidates.of_world(world(node("good")), POLICY) == []
 
 
-def test_nodes_of_live_runs_are_claimed() -> None:
-    attempt = {"number": 1, "suspect": {"node": "s"}, "reference": {"node": "r"}, "startedAt": "t"}
-
-    def run_of(name: str, **values: Any) -> dict[str, Any]:
-        return {"metadata": {"namespace": "ns", "name": name}, "status": {"attempts": [attempt], **values}}
-
-    found = candidates.claims(
-        [
-            run_of("live"),
-            run_of("between", attempts=[attempt | {"endedAt": "t"}]),
-            run_of("done", conditions=[condition("Finished", "True")]),
-            {"metadata": {"namespace": "ns", "name": "new"}},
-        ]
-    )
-    assert [(c.pairrun, c.suspect, c.reference) for c in found] == [("ns/live", "s", "r"), ("ns/between", "s", "")]
-
-
 def test_a_policy_of_the_installations_own(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text("quarantine: [{kind: label, key: broken}]\n")
     policy = candidates.policy_of(tmp_path / "policy.yaml")

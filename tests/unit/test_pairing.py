@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from clusters import CORDONED, POLICY, node, spec, use, world
 from tandem.errors import SpecError
 from tandem.pairing.choose import Claim, NoPairing, Pairing, World, choose
+from tandem.pairing.claims import claims
 from tandem.pairing.nodes import (
     Node,
     Taint,
@@ -310,6 +311,27 @@ def test_the_choice_does_not_depend_on_the_order_and_is_always_sound(nodes: list
         assert found.suspect.labels == found.reference.labels
     else:
         assert found.message
+
+
+# -- claims ------------------------------------------------------------------------------------------------
+
+
+def test_nodes_of_live_runs_are_claimed_and_a_run_never_stands_in_its_own_way() -> None:
+    finished = {"type": "Finished", "status": "True", "reason": "Match", "lastTransitionTime": "t"}
+    attempt = {"number": 1, "suspect": {"node": "s"}, "reference": {"node": "r"}, "startedAt": "t"}
+
+    def run_of(name: str, **values: Any) -> dict[str, Any]:
+        return {"metadata": {"namespace": "ns", "name": name}, "status": {"attempts": [attempt], **values}}
+
+    found = claims(
+        [
+            run_of("live"),
+            run_of("between", attempts=[attempt | {"endedAt": "t"}]),
+            run_of("done", conditions=[finished]),
+            {"metadata": {"namespace": "ns", "name": "new"}},
+        ]
+    )
+    assert [(c.pairrun, c.suspect, c.reference) for c in found] == [("ns/live", "s", "r"), ("ns/between", "s", "")]
 
 
 # -- reading objects ---------------------------------------------------------------------------------------

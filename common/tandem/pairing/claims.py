@@ -21,7 +21,8 @@ def claims(objects: Iterable[Mapping[str, Any]], own_uid: str | None = None) -> 
     found = []
     for obj in objects:
         meta, status = obj["metadata"], read_status(obj.get("status"))
-        if meta.get("uid") == own_uid or not status.attempts or status.holds(names.FINISHED):
+        mine = own_uid is not None and meta.get("uid") == own_uid
+        if mine or not status.attempts or status.holds(names.FINISHED):
             continue
         last = status.attempts[-1]
         live = last.ended_at is None
