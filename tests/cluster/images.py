@@ -16,6 +16,7 @@ from pathlib import Path
 
 from cluster.bare.build import default_cache
 from cluster.bare.images import BASE_IMAGES, base_image
+from cluster.bare.state import mounts
 from cluster.bare.tools import ClusterError, log, run, succeeds
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,6 +65,9 @@ def _tidy(cache: Path, target: str) -> None:
     for store in cache.glob("store-*"):
         size = int(run("du", "--summarize", "--bytes", store).split()[0])
         if size > LAYERS or store.name != f"store-{_base_name()}":
+            for fields in reversed(mounts()):  # of a build that failed or was killed
+                if Path(fields[1]).is_relative_to(store):
+                    run("umount", "--lazy", fields[1])
             run("rm", "-rf", store)
 
 

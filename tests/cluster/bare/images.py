@@ -47,6 +47,8 @@ def write_image(
                 "os": "linux",
                 "config": {"Cmd": list(cmd), "Env": [f"PATH={PATH}", *env]},
                 "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+                # buildah refuses to build layers upon an image whose history does not account for its own.
+                "history": [{"created": "1970-01-01T00:00:00Z", "created_by": name}],
             }
         ).encode()
         config_name = hashlib.sha256(config).hexdigest() + ".json"
