@@ -25,6 +25,7 @@ from tandem.spec import validate
 from tandem.worker_io import DATABASE_FOLDER
 from tandem_controller.controller import Controller
 from tandem_controller.metrics import Metrics
+from tandem_controller.release import release
 from tandem_controller.serve import HEALTH_PORT, METRICS_PORT, check, exposition, serve
 from tandem_controller.settings import Settings
 
@@ -33,8 +34,11 @@ STANDBY_S = 60.0
 """How long a replica that does not lead may hear nothing of the Lease."""
 
 
-def run(config: Path, policy: Path | None) -> int:
-    """Run until told to stop, or until another replica leads. Returns the exit code.
+def run(config: Path, policy: Path | None, *, uninstall: bool = False) -> int:
+    """Run until told to stop, or until another replica leads; or, to uninstall, end live pairs and free the nodes.
+
+    Returns:
+        The exit code.
 
     Raises:
         TandemError: the settings, the cluster's address or the database's URL cannot be used.
@@ -45,6 +49,9 @@ def run(config: Path, policy: Path | None) -> int:
     settings = validate(Settings, _yaml(config), f"settings {config}")
     rules = read_policy(_yaml(policy) if policy is not None else {})
     kube = Kube.in_cluster(settings.namespace) if _in_cluster() else Kube.connect(namespace=settings.namespace)
+    if uninstall:
+        release(kube, settings.namespace)
+        return 0
     engine = connect(database_url(), pool_size=settings.workers + 2)
     return Process(kube, engine, settings, rules).run()
 

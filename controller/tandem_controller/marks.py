@@ -64,3 +64,15 @@ def all_off() -> dict[str, Any]:
     """Nothing of Tandem's is left on the node's labels and annotations."""
     labels = dict.fromkeys((names.LABEL_SESSION, names.LABEL_VERDICT))
     return {"metadata": {"labels": labels, "annotations": {names.ANNOTATION_LAST_RUN: None}}}
+
+
+def condition_off(before: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Remove the node condition, as a JSON patch of the status subresource; empty if it is not there."""
+    place = next((i for i, c in enumerate(before) if c.get("type") == names.NODE_CONDITION), None)
+    if place is None:
+        return []
+    path = f"/status/conditions/{place}"
+    return [
+        {"op": "test", "path": f"{path}/type", "value": names.NODE_CONDITION},
+        {"op": "remove", "path": path},
+    ]

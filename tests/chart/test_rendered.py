@@ -36,7 +36,7 @@ def test_every_pod_satisfies_pod_security_restricted(choice: str) -> None:
 
 def test_tokens_only_where_the_api_is_used(choice: str) -> None:
     tokens = {name: spec["automountServiceAccountToken"] for name, _, spec in pods(choice)}
-    assert {name for name, token in tokens.items() if token} == {"tandem-controller", "tandem-test"}
+    assert {name for name, token in tokens.items() if token} == {"tandem-controller", "tandem-test", "tandem-uninstall"}
     for account in of_kind(choice, "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
     bound = {
@@ -154,9 +154,16 @@ def test_volumes_of_pods_are_there(choice: str) -> None:
 
 def test_a_hook_runs_migrations_only_where_the_database_is_there_before(choice: str) -> None:
     """At a first install the trial database is not: a hook before would find no server, one after would never run."""
-    (job,) = of_kind(choice, "Job")
+    (job,) = [job for job in of_kind(choice, "Job") if "migrate" in job["metadata"]["name"]]
     hook = job["metadata"].get("annotations", {}).get("helm.sh/hook")
     assert hook == ("pre-install,pre-upgrade" if choice == "existing database" else None)
+
+
+def test_a_hook_ends_live_pairs_before_an_uninstall(choice: str) -> None:
+    (job,) = [job for job in of_kind(choice, "Job") if "uninstall" in job["metadata"]["name"]]
+    assert job["metadata"]["annotations"]["helm.sh/hook"] == "pre-delete"
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"][-1] == "--uninstall"
 
 
 def test_nothing_renders_differently_twice_but_the_password(choice: str) -> None:

@@ -54,7 +54,7 @@ def test_another_image_or_database_is_another_migration_job() -> None:
     """A Job cannot be changed."""
 
     def name(*settings: str) -> str:
-        (job,) = [one for one in render(*settings) if one["kind"] == "Job"]
+        (job,) = [one for one in render(*settings) if one["kind"] == "Job" and "migrate" in one["metadata"]["name"]]  # type: ignore[index,operator]
         return job["metadata"]["name"]  # type: ignore[index,no-any-return]
 
     names = [name(), name("controller.image.tag=0.2.0"), name("database.existingSecret=records")]

@@ -16,6 +16,9 @@ def controller(
     policy: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What to read from nodes (YAML).  [default: the shipped policy]")
     ] = None,
+    uninstall: Annotated[
+        bool, typer.Option("--uninstall", help="End live pairs, take every mark off the nodes, and return.")
+    ] = False,
 ) -> None:
     """Serve the PairRuns of a cluster; this is what the chart's controller runs."""
     try:
@@ -23,4 +26,4 @@ def controller(
         main = importlib.import_module("tandem_controller.main")
     except ModuleNotFoundError as error:
         raise SetupError(f"the controller is not installed here ({error}): install tandem-sdc[controller]") from None
-    raise typer.Exit(main.run(config, policy) or 0)
+    raise typer.Exit(main.run(config, policy, uninstall=uninstall) or 0)

@@ -15,12 +15,13 @@ from cluster.api.hands import Hands, forever, leading
 from cluster.handle import ApiServer, until
 from tandem.db import queries
 from tandem.db.engine import connect, parse
-from tandem.kube.client import Kube
+from tandem.kube.client import Kube, Object
 from tandem.kube.errors import NotFound
 from tandem.kube.paths import JOBS, NODES, PAIRRUNS, PODS, SECRETS
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import controller as controller_module
+from tandem_controller.release import release
 
 pytestmark = pytest.mark.needs("api-server")
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
@@ -259,6 +260,36 @@ def test_situation_26_marks_are_opt_in_and_taken_off_on_every_way_out(pair: Hand
         assert ("SilentDataCorruption", "True") in [(c["type"], c["status"]) for c in conditions]
         assert ("Ready", "True") in [(c["type"], c["status"]) for c in conditions]
         until("no finalizer", lambda: not pair.get()["metadata"].get("finalizers"))
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_an_uninstall_ends_live_pairs_and_leaves_no_mark_on_any_node(pair: Hands, tmp_path: Path, alive: bool) -> None:
+    """With the controller at its side, or long after it died; a finished PairRun stays, and can be deleted."""
+    before = {n: pair.kube.get(NODES.path(None, n)) for n in pair._nodes}
+    with leading(pair, markNodes=True):
+        pair.create("done")
+        pair.start(name="done")
+        pair.finish(tmp_path, rows=3, name="done")
+        pair.wait_for(names.FINISHED, "True", name="done")
+        pair.create("live", suspect={"nodeName": f"sick-{pair.namespace}"})
+        pair.wait_for(names.PAIRED, "True", name="live")
+        until("the finalizer", lambda: pair.get("live")["metadata"].get("finalizers"))
+        if alive:
+            release(pair.kube, pair.namespace)
+    if not alive:
+        release(pair.kube, pair.namespace, patience_s=0.0)
+    for name, was in before.items():
+        now = pair.kube.get(NODES.path(None, name))
+        assert now["metadata"].get("labels") == was["metadata"].get("labels")
+        assert names.ANNOTATION_LAST_RUN not in (now["metadata"].get("annotations") or {})
+        assert {c["type"] for c in now["status"]["conditions"]} == {c["type"] for c in was["status"]["conditions"]}
+    until("no live PairRun", lambda: [o["metadata"]["name"] for o in _pairruns(pair)] == ["done"])
+    pair.kube.delete(PAIRRUNS.path(pair.namespace, "done"))
+    until("none at all", lambda: not _pairruns(pair))
+
+
+def _pairruns(pair: Hands) -> list[Object]:
+    return pair.kube.list(PAIRRUNS.path(pair.namespace)).items
 
 
 # -- what breaks -------------------------------------------------------------------------------------------

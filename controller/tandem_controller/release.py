@@ -1,0 +1,74 @@
+"""What an uninstall has to do before the controller goes: end live pairs, take every mark off the nodes.
+
+Finished PairRuns stay, as objects: they are what a kept CRD keeps. A controller may be at its side, or not.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from tandem.kube.client import Kube, Object
+from tandem.kube.errors import Forbidden, NotFound
+from tandem.kube.paths import NODES, PAIRRUNS
+from tandem.pairrun import names
+from tandem.pairrun.status import read_status
+from tandem_controller import marks
+
+log = logging.getLogger("tandem.controller")
+PATIENCE_S = 30.0
+"""How long a controller at its side gets to free the nodes of the PairRuns that were deleted."""
+POLL_S = 0.5
+
+
+def release(kube: Kube, namespace: str, *, patience_s: float = PATIENCE_S) -> None:
+    """Delete every live PairRun, drop what would hold the others back, and leave the nodes as they were found.
+
+    Raises:
+        KubeError: the API server refused something that is needed, or did not answer.
+    """
+    objects = kube.list(PAIRRUNS.path(namespace)).items
+    live = [obj for obj in objects if not read_status(obj.get("status")).holds(names.FINISHED)]
+    for obj in live:
+        log.info("ending %s", obj["metadata"]["name"])
+        kube.delete(PAIRRUNS.path(namespace, obj["metadata"]["name"]), uid=obj["metadata"]["uid"])
+    uids = {obj["metadata"]["uid"] for obj in live}
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        there = {obj["metadata"]["uid"] for obj in kube.list(PAIRRUNS.path(namespace)).items}
+        if not there & uids:
+            break
+        time.sleep(POLL_S)
+    for obj in kube.list(PAIRRUNS.path(namespace)).items:
+        _let_go(kube, namespace, obj)
+    for node in kube.list(NODES.path()).items:
+        _unmark(kube, node)
+
+
+def _let_go(kube: Kube, namespace: str, obj: Object) -> None:
+    finalizers = obj["metadata"].get("finalizers") or []
+    if names.FINALIZER in finalizers:
+        left = [f for f in finalizers if f != names.FINALIZER]
+        with suppress(NotFound):
+            kube.patch(PAIRRUNS.path(namespace, obj["metadata"]["name"]), {"metadata": {"finalizers": left}})
+
+
+def _unmark(kube: Kube, node: Mapping[str, Any]) -> None:
+    """Take Tandem's marks off a node that has any. Without the right to, there are none of this installation."""
+    meta, name = node["metadata"], node["metadata"]["name"]
+    labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
+    marked = {names.LABEL_SESSION, names.LABEL_VERDICT} & set(labels) or names.ANNOTATION_LAST_RUN in annotations
+    conditions = (node.get("status") or {}).get("conditions") or []
+    try:
+        if marked:
+            log.info("taking the marks off %s", name)
+            kube.patch(NODES.path(None, name), marks.all_off(), manager=names.FIELD_MANAGER)
+        if operations := marks.condition_off(conditions):
+            kube.patch(NODES.path(None, name, "status"), operations, manager=names.FIELD_MANAGER)
+    except NotFound:
+        return
+    except Forbidden as error:
+        log.warning("%s keeps its marks: %s", name, error)
