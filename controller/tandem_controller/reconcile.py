@@ -36,6 +36,8 @@ from tandem_controller.verdicts import Verdicts
 log = logging.getLogger("tandem.controller")
 CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("/api/v1", "configmaps")
+REMEMBERED_S = 10.0
+"""How long it is taken for true that an object which pods need is there, or is not."""
 PASSES = 3
 """How often one reconcile looks again at once, after it changed something that the next look depends on."""
 
@@ -63,6 +65,8 @@ class Reconciler:
         self.parts = parts
         self.actor = Actor(parts)
         self._pairing = threading.Lock()
+        self._seen: dict[str, tuple[float, bool]] = {}
+        """Path of an object that pods need -> when it was asked for, and whether it was there."""
         self._failures: dict[str, dict[str, str]] = {}
         """By key: what could not be done lately."""
 
@@ -131,11 +135,22 @@ class Reconciler:
                 wanted.append((CONFIG_MAPS, volume.config_map, f"volume {volume.name}"))
         found = []
         for resource, name, what in wanted:
-            try:
-                self.parts.kube.get(resource.path(seen.namespace, name))
-            except NotFound:
+            if not self._exists(resource.path(seen.namespace, name)):
                 found.append(f"{what}: {resource.plural}/{name} does not exist in {seen.namespace}: create it")
         return found
+
+    def _exists(self, path: str) -> bool:
+        """Whether an object is there, as of a few seconds ago: many PairRuns that wait ask for the same one."""
+        now = time.monotonic()
+        asked, there = self._seen.get(path, (float("-inf"), False))
+        if now - asked > REMEMBERED_S:
+            try:
+                self.parts.kube.get(path)
+                there = True
+            except NotFound:
+                there = False
+            self._seen[path] = (now, there)
+        return there
 
     # -- doing -------------------------------------------------------------------------------------
 

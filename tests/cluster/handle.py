@@ -143,7 +143,7 @@ class BareCluster(ApiServer):
         return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
-def until(what: str, check: Callable[[], object], seconds: float = 60) -> float:
+def until(what: str, check: Callable[[], object], seconds: float = 120) -> float:
     """Wait for ``check()`` to be true, taking failed assertions and missing keys for "not yet"; seconds waited."""
     start, last = time.monotonic(), ""
     while True:

@@ -132,7 +132,7 @@ class Hands:
         return (found.status, found.reason) if found else ("", "")
 
     def wait_for(
-        self, kind: str, status: str, reason: str | None = None, name: str = "check", seconds: float = 30
+        self, kind: str, status: str, reason: str | None = None, name: str = "check", seconds: float = 120
     ) -> str:
         """Wait for a condition; returns its message."""
 
