@@ -98,7 +98,7 @@ class Controller:
         self._stopping.set()
         self.queue.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
         for informer in self.caches.informers:
             informer.stop()
 

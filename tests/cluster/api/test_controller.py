@@ -16,7 +16,6 @@ from cluster.handle import ApiServer, until
 from tandem.db import queries
 from tandem.db.engine import connect, parse
 from tandem.kube.client import Kube, Object
-from tandem.kube.errors import NotFound
 from tandem.kube.paths import JOBS, NODES, PAIRRUNS, PODS, SECRETS
 from tandem.pairrun import names
 from tandem.vocabulary import Role
@@ -248,8 +247,7 @@ def test_situation_26_marks_are_opt_in_and_taken_off_on_every_way_out(pair: Hand
         until("the marks", lambda: labels(sick) == labels(well) == {names.LABEL_SESSION: "running"})
         pair.kube.delete(PAIRRUNS.path(pair.namespace, "gone"))
         until("no marks", lambda: labels(sick) == labels(well) == {})
-        with pytest.raises(NotFound):
-            pair.get("gone")
+        until("the object to go", lambda: not _pairruns(pair))
         pair.create("check")
         pair.start()
         pair.finish(tmp_path, rows=3)
