@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,9 @@ os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=4 {os.environ
 # device, ranks that wait in a collective can hold every thread that the missing rank needs, for ever.
 os.environ.setdefault("PJRT_NPROC", "8")
 
+# A job in the background of a script ignores SIGINT, and so would every program that tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 compiled.start()
 # How long an example takes says how busy the machine is, and nothing else.
 settings.register_profile("tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -222,6 +222,11 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
         out.append(
             "The bits of a tensor whose 64-bit digests are equal: a digest can collide (see the docs for its bound)."
         )
+    if s.run.reference_node == s.run.suspect_node:
+        out.append(
+            "Another machine: both workers ran on this one and share its processor and memory, so a fault that meets "
+            "both alike is not seen."
+        )
     out.append(
         "Communication between nodes, other models, shapes, dtypes and executables, and other temperatures, clocks and "
         "loads than those of this run; keeping the sides in step can lower utilisation, and with it the rate of errors."

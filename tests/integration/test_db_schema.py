@@ -120,6 +120,7 @@ def test_a_database_out_of_reach_is_one_line_without_the_password(url: str, mess
 def test_a_message_that_repeats_the_password_is_cleaned() -> None:
     url = "postgresql://u:p%40ss@h/x"
     assert one_line(RuntimeError("bad p@ss\nor p%40ss\nthird"), url) == "bad ***; or ***"
+    assert one_line(RuntimeError("port 1 is no p"), "postgresql://u:p@h/x") == "port 1 is no ***"
 
 
 def test_an_old_server_is_refused(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,3 +235,12 @@ def test_published_values_are_the_papers():
     assert by_name["node 10"].frequency[COLUMNS[3]] == 7.98e-5
     assert by_name["node 11"].wcnts == 0.051
     assert set(by_name["node 2"].frequency.values()) == {0.0}
+
+
+def test_a_pair_on_one_machine_says_so() -> None:
+    """A fault that meets both workers alike is not seen there; over two nodes the line would be wrong."""
+    records = sample_run()
+    here = msgspec.structs.replace(records.run, reference_node="one", suspect_node="one")
+    one = summarise(msgspec.structs.replace(records, run=here))
+    assert any("Another machine" in line for line in one.not_checked)
+    assert not any("Another machine" in line for line in summarise(records).not_checked)

@@ -25,5 +25,6 @@ def controller(
         # By name: the services are not part of the package `tandem`, and may not be installed.
         main = importlib.import_module("tandem_controller.main")
     except ModuleNotFoundError as error:
-        raise SetupError(f"the controller is not installed here ({error}): install tandem-sdc[controller]") from None
+        mend = "install tandem-sdc[controller] (from a checkout: pip install -e '.[controller]')"
+        raise SetupError(f"the controller is not installed here ({error}): {mend}") from None
     raise typer.Exit(main.run(config, policy, uninstall=uninstall) or 0)

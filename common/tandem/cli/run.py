@@ -12,7 +12,7 @@ from tandem.cli import flags as f
 from tandem.cli.output import DbOption, JsonOption, console, database_url, emit_json, note, say
 from tandem.errors import SpecError
 from tandem.records import RunRecords
-from tandem.spec import RunSpec, load_preset, validate
+from tandem.spec import RunSpec, load_preset, resolve, validate
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Kind, Verdict, Workload
 
 EXIT = {
@@ -82,6 +82,8 @@ def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
             raise SpecError(f"spec {path}: {error.strerror}: give a readable YAML file") from None
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise SpecError(f"spec {path}: not valid YAML: {str(error).splitlines()[0]}") from None
+        if isinstance(values, dict) and "kind" in values and values["kind"] is None:
+            values["kind"] = str(Kind.NULL)  # YAML reads the bare word null as no value
         if not isinstance(values, dict):
             raise SpecError(f"spec {path}: must be a mapping of fields such as `model: tiny`")
     spec = validate(RunSpec, values | flags, f"spec {path}" if path else "option")
@@ -114,6 +116,8 @@ def as_pairrun(spec: RunSpec) -> str:
     from tandem.pairrun.spec import read_spec
     from tandem.pairrun.workload import from_run_spec
 
+    if spec.weights is None:
+        resolve(spec)
     values = {"kind": str(spec.kind), "workload": from_run_spec(spec)}
     read_spec(values)
     body = {
@@ -149,6 +153,10 @@ def report(records: RunRecords, *, as_json: bool) -> int:
     else:
         for line in closing_lines(summary):
             say(line)
+        if summary.run.synthetic:
+            note("synthetic: faults were injected, so this run says nothing about its node")
+        if records.attempts and records.attempts[-1].reason == "stopped":
+            note(f"stopped early, as asked, after {max(len(records.steps) - 1, 0):,} steps: the verdict is about those")
         note(f"report: tandem report {records.run.run_id}")
     return EXIT[Verdict(records.run.verdict or Verdict.INCONCLUSIVE)]
 

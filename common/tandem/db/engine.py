@@ -47,7 +47,8 @@ def one_line(error: BaseException, url: str = "") -> str:
     message = "; ".join(lines[:2]) or type(cause).__name__
     for secret in re.findall(r"://[^/?#]*?:([^/?#]*)@", url) + re.findall(r"[?&]password=([^&]*)", url):
         for form in {secret, unquote(secret)} - {""}:
-            message = message.replace(form, "***")
+            # Only as a word of its own: a short one is part of many words, which would give it away.
+            message = re.sub(rf"(?<!\w){re.escape(form)}(?!\w)", "***", message)
     return message
 
 

@@ -142,7 +142,8 @@ def _package() -> Any:
         import kubernetes.config
     except ImportError as error:
         raise SetupError(
-            f"this command needs the package kubernetes ({error}): install tandem-sdc[controller]"
+            f"this command needs the package kubernetes ({error}): "
+            "install tandem-sdc[controller] (from a checkout: pip install -e '.[controller]')"
         ) from None
     return kubernetes
 
