@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cluster.e2e.installation import CHART, NAMESPACE, SUSPECT, Tandem
+from cluster.e2e.installation import CHART, NAMESPACE, REFERENCE, SUSPECT, Tandem
 from cluster.handle import until
 from tandem.pairrun import names
 from tandem.vocabulary import Role
@@ -25,14 +25,29 @@ def whole(tandem: Tandem, name: str) -> None:
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_situations_18_and_19_a_pod_that_is_killed_costs_an_attempt_and_no_verdict(tandem: Tandem, role: Role) -> None:
+def test_a_pod_that_is_deleted_ends_the_pair_cleanly_and_what_was_compared_counts(tandem: Tandem, role: Role) -> None:
+    """A drain, an eviction: the worker is asked to stop, the pair runs its end controls and closes."""
+    name = f"drained-{role}"
+    with tandem.quarantined():
+        tandem.create(name, workload={"durationSeconds": 600, "selfReplays": 2})
+        tandem.stepping(name)
+        pod = tandem.pod(name, role)
+        tandem.cluster.kubectl("delete", "pod", pod, "--namespace", NAMESPACE, "--wait=false")
+        status = tandem.verdict(name)
+    assert (status.verdict, len(status.attempts)) == ("match", 1), status
+    whole(tandem, name)
+    tandem.delete(name)
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_situations_18_and_19_a_worker_that_is_killed_costs_an_attempt_and_no_verdict(
+    tandem: Tandem, role: Role
+) -> None:
     name = f"killed-{role}"
     with tandem.quarantined():
         tandem.create(name, workload=LONG)
         tandem.stepping(name)
-        tandem.cluster.kubectl(
-            "delete", "pod", tandem.pod(name, role), "--namespace", NAMESPACE, "--grace-period=0", "--force"
-        )  # fmt: skip
+        tandem.cluster.enter(SUSPECT if role is Role.SUSPECT else REFERENCE, "pkill", "-9", "-f", "tandem_worker pod")
         status = tandem.verdict(name)
     assert status.verdict == "match", status
     assert len(status.attempts) == 2
