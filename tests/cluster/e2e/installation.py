@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cluster.handle import BareCluster, until
 from cluster.images import build_image
 from tandem.pairrun import names
@@ -101,7 +103,9 @@ class Tandem:
             "volumes": [{"name": "compiled", "mountPath": "/compiled", "hostPath": CACHE, "readOnly": False}],
         }
         resources = {"device": "cpu", "cpu": "100m", "memory": "3Gi"}
-        workload = {"steps": 3, "selfReplays": 2, **spec.pop("workload", {})}
+        asked = spec.pop("workload", {})
+        # Three steps, unless a time is given: then only that ends the run.
+        workload = {"selfReplays": 2, **({} if "durationSeconds" in asked else {"steps": 3}), **asked}
         retry = {"backoffSeconds": 1, "maxAttempts": 3, **spec.pop("retry", {})}
         body = {
             "apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": {"name": name},
@@ -145,7 +149,8 @@ class Tandem:
 
         def there() -> bool:
             status = self.status(name)
-            assert not status.holds(names.FINISHED), status
+            if status.holds(names.FINISHED):
+                pytest.fail(f"{name} finished before it could be disturbed: {status.message}")
             return status.step >= step
 
         until(f"{name} to step", there, VERDICT_S)
