@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from tandem.pairing.nodes import Node, PodUse, Taint
 from tandem.pairing.policy import read_policy
 from tandem.pairrun.spec import PairRunSpec, read_spec
 from tandem.vocabulary import Role
-from tandem_controller.observed import Decision, Facts, Job, Judgement, Live, Observed, Pod
+from tandem_controller.observed import Decision, Event, Facts, Job, Judgement, Live, Observed, Pod
 from tandem_controller.plan import plan
 from tandem_controller.settings import Settings
 
@@ -122,3 +123,33 @@ class Run:
     def judge(self, verdict: str, reason: str = "completed") -> None:
         """PostgreSQL holds the verdict."""
         self.facts = replace(self.facts, judgement=Judgement(verdict, reason, f"{verdict}: as the test says"))
+
+
+# -- what tests say of a decision ------------------------------------------------------------------------
+
+
+def kinds(decision: Decision) -> list[str]:
+    return [type(a).__name__ for a in decision.actions if not isinstance(a, Event)]
+
+
+def events(decision: Decision) -> list[str]:
+    return [a.reason for a in decision.actions if isinstance(a, Event)]
+
+
+def condition(run: Run, kind: str) -> tuple[str, str]:
+    found = run.look().status.condition(kind)
+    return (found.status, found.reason) if found else ("", "")
+
+
+def told(reason: str, message: str = "as told") -> str:
+    return json.dumps({"reason": reason, "message": message})
+
+
+def started(values: dict[str, Any] | None = None, **options: Any) -> Run:
+    """A run whose first attempt runs."""
+    run = Run(values, **options)
+    run.plan()
+    run.start()
+    run.stored(1)
+    run.plan(after=5)
+    return run

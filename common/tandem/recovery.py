@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import Engine
 
 from tandem.db import queries, store
+from tandem.db.fence import Fence
 from tandem.db.replay import replay_spools
 from tandem.errors import DatabaseError, SetupError
 from tandem.home import home
@@ -82,31 +83,58 @@ def finish(engine: Engine, url: str, run_id: UUID, attempt: int, reason: str) ->
         url: of the same.
         run_id: the run.
         attempt: of the run.
-        reason: how the attempt ended, as its supervisor saw it. It counts where no closing record says that the
-            attempt ended regularly: the supervisor knows which worker died, its peer only that it is gone.
+        reason: as for `close_attempt`.
 
     Raises:
         DatabaseError: the records could not be delivered; the next command that can does all this.
     """
     try:
         replay_spools(url, spool_folder())
-        records = queries.load_run(engine, run_id)
-        closing = next((c for c in records.closings if c.attempt == attempt), None)
-        if closing is not None and (closing.reason in REGULAR_ENDS or reason == "completed"):
-            reason = closing.reason
-        parity = parity_of([c for c in records.controls if c.attempt == attempt])
-        store.finish_attempt(
-            engine, run_id, attempt, ended_at=time.time(),
-            state=AttemptState.CLOSED if closing else AttemptState.ORPHANED,
-            reason=reason, fingerprint=fingerprint(parity) if parity else None, parity=parity,
-        )  # fmt: skip
-        verdict, why, sentence = judge(queries.load_run(engine, run_id))
-        store.finish_run(engine, run_id, verdict=verdict, reason=why, sentence=sentence, finished_at=time.time())
+        close_attempt(engine, run_id, attempt, reason)
+        give_verdict(engine, run_id)
     except DatabaseError as error:
         raise DatabaseError(
             f"run {run_id} has no verdict yet: {error}; its records wait in {spool_folder()}, "
             "and the next command that reaches the database delivers them"
         ) from error
+
+
+def close_attempt(engine: Engine, run_id: UUID, attempt: int, reason: str, fence: Fence | None = None) -> None:
+    """Close an attempt from what is stored: as closed where its closing record is there, else as orphaned.
+
+    Args:
+        engine: the database.
+        run_id: the run.
+        attempt: of the run.
+        reason: how the attempt ended, as its supervisor (or controller) saw it. It counts where no closing record says
+            that the attempt ended regularly: the supervisor knows which worker died, its peer only that it is gone.
+        fence: checked in the same transaction.
+
+    Raises:
+        DatabaseError: the database failed, or a newer leader has written (`Fenced`).
+    """
+    records = queries.load_run(engine, run_id)
+    closing = next((c for c in records.closings if c.attempt == attempt), None)
+    if closing is not None and (closing.reason in REGULAR_ENDS or reason == "completed"):
+        reason = closing.reason
+    parity = parity_of([c for c in records.controls if c.attempt == attempt])
+    store.finish_attempt(
+        engine, run_id, attempt, ended_at=time.time(),
+        state=AttemptState.CLOSED if closing else AttemptState.ORPHANED,
+        reason=reason, fingerprint=fingerprint(parity) if parity else None, parity=parity, fence=fence,
+    )  # fmt: skip
+
+
+def give_verdict(engine: Engine, run_id: UUID, fence: Fence | None = None) -> None:
+    """Give a run its verdict, a pure function of what is stored.
+
+    Raises:
+        DatabaseError: the database failed, or a newer leader has written (`Fenced`).
+    """
+    verdict, reason, sentence = judge(queries.load_run(engine, run_id))
+    store.finish_run(
+        engine, run_id, verdict=verdict, reason=reason, sentence=sentence, finished_at=time.time(), fence=fence
+    )
 
 
 def judge(records: RunRecords) -> tuple[str, str, str]:

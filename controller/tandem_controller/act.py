@@ -79,17 +79,15 @@ class Actor:
         self._keys(attempt)
         for body in (manifests.service(attempt), *manifests.network_policies(attempt, self.parts.settings.worker)):
             self._apply(body)
+        # A Job's template is fixed; the node's taints, and with them the tolerations, are not: one that is there stays.
         there = {job.role for job in seen.jobs if job.attempt == told.number}
-        for role in Role:
-            if (
-                role not in there
-            ):  # a Job's template is fixed; the node's taints, and with them the tolerations, are not
-                self._apply(manifests.job(attempt, role, self.parts.settings))
+        for role in (role for role in Role if role not in there):
+            self._apply(manifests.job(attempt, role, self.parts.settings))
 
     def _keys(self, attempt: Attempt) -> None:
         """Both sides' link keys, made once: a second pair of keys would cut a running pair apart."""
         where = {role: SECRETS.path(attempt.namespace, attempt.name(role)) for role in Role}
-        there = {role: self._exists(where[role]) for role in Role}
+        there = {role: self.kube.exists(where[role]) for role in Role}
         if all(there.values()):
             return
         for role in Role:  # one alone is left of a try that was cut short: no pod has it yet
@@ -112,13 +110,6 @@ class Actor:
         meta = body["metadata"]
         path = APPLIED[body["kind"]].path(meta["namespace"], meta["name"])
         self.kube.apply(path, body, manager=names.FIELD_MANAGER)
-
-    def _exists(self, path: str) -> bool:
-        try:
-            self.kube.get(path)
-        except NotFound:
-            return False
-        return True
 
     # -- people ------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from tandem.kube.client import Kube, Object
 from tandem.kube.informer import Informer, key_of, without_managed_fields
 from tandem.kube.paths import JOBS, NODES, PAIRRUNS, PODS
 from tandem.pairrun import names
+from tandem.pairrun.status import finished
 from tandem_controller import parse
 from tandem_controller.settings import Settings
 
@@ -125,7 +126,7 @@ class Caches:
         if before is not None and now is not None and _telling(before) == _telling(now):
             return
         for obj in self._pairruns.list():
-            if not _finished(obj):
+            if not finished(obj):
                 self._enqueue(key_of(obj))
 
 
@@ -133,11 +134,6 @@ def _version(obj: Object) -> int:
     """Opaque by contract, and a whole number in every API server; what is none counts as oldest."""
     text = str(obj["metadata"].get("resourceVersion") or "0")
     return int(text) if text.isdigit() else 0
-
-
-def _finished(obj: Object) -> bool:
-    conditions = (obj.get("status") or {}).get("conditions") or []
-    return any(c.get("type") == names.FINISHED and c.get("status") == "True" for c in conditions if isinstance(c, dict))
 
 
 def _slim_node(obj: Object) -> Object:

@@ -12,8 +12,10 @@ from sqlalchemy import Engine
 from tandem.db.fence import Fence, Fenced
 from tandem.errors import TandemError
 from tandem.kube.client import Kube
+from tandem.kube.informer import key_of
 from tandem.pairing.policy import Policy
 from tandem.pairrun import names
+from tandem.pairrun.status import finished
 from tandem_controller.cache import Caches
 from tandem_controller.facts import FactStore
 from tandem_controller.metrics import Metrics
@@ -153,7 +155,7 @@ class Controller:
             live = {
                 names.run_id_of(obj["metadata"]["uid"], obj["metadata"]["creationTimestamp"]): obj
                 for obj in self.caches.pairruns()
-                if not _is_finished(obj)
+                if not finished(obj)
             }
             before = {run_id: self.facts.known(run_id) for run_id in live}
             changed = self.facts.refresh(live)
@@ -166,9 +168,9 @@ class Controller:
             last_error = error
             for run_id, facts in changed.items():
                 if run_id in live and _matters(before.get(run_id), facts):
-                    self.queue.add(_key(live[run_id]))
+                    self.queue.add(key_of(live[run_id]))
                 elif run_id in live:
-                    self.queue.add_after(_key(live[run_id]), self.settings.progress_seconds)
+                    self.queue.add_after(key_of(live[run_id]), self.settings.progress_seconds)
             if error is None and time.monotonic() - swept > SWEEP_S:
                 swept = time.monotonic()
                 self._sweep()
@@ -198,23 +200,9 @@ class Controller:
             self._ended(reason)
 
 
-def _key(obj: dict[str, object]) -> str:
-    meta = obj["metadata"]
-    assert isinstance(meta, dict)
-    return f"{meta['namespace']}/{meta['name']}"
-
-
-def _is_finished(obj: dict[str, object]) -> bool:
-    status = obj.get("status")
-    conditions = status.get("conditions") if isinstance(status, dict) else None
-    return any(
-        isinstance(c, dict) and c.get("type") == names.FINISHED and c.get("status") == "True" for c in conditions or []
-    )
-
-
 def _matters(before: Facts | None, now: Facts) -> bool:
     """Whether a change wants an answer at once; progress alone can wait for its turn."""
     if before is None:
         return True
-    old = (before.reachable, before.run_stored, before.attempts, before.closings, before.judgement, before.live.first)
-    return old != (now.reachable, now.run_stored, now.attempts, now.closings, now.judgement, now.live.first)
+    old = (before.reachable, before.run_stored, before.attempts, before.judgement, before.live.first)
+    return old != (now.reachable, now.run_stored, now.attempts, now.judgement, now.live.first)

@@ -19,7 +19,7 @@ from tandem.db.engine import unreachable
 from tandem.db.live import Progress, progress
 from tandem.db.models import Attempt, Run
 from tandem.errors import DatabaseError
-from tandem_controller.observed import Closing, Facts, Judgement, Live
+from tandem_controller.observed import Facts, Judgement, Live
 
 
 class FactStore:
@@ -99,11 +99,8 @@ def ask(engine: Engine, run_ids: list[UUID]) -> dict[UUID, Facts]:
 
 def _facts(run: Any, states: Mapping[int, str], found: Progress | None) -> Facts:
     judged = Judgement(run.verdict, run.reason, run.sentence) if run is not None and run.verdict is not None else None
-    closings: dict[int, Closing] = {}
     live = Live()
     if found is not None:
-        if found.closing is not None:
-            closings[found.attempt] = Closing(found.attempt, found.closing)
         first = found.first
         live = Live(
             attempt=found.attempt, step=found.step or 0, sites=found.sites, elements=found.elements,
@@ -117,7 +114,6 @@ def _facts(run: Any, states: Mapping[int, str], found: Progress | None) -> Facts
         reachable=True,
         run_stored=run is not None,
         attempts=dict(states),
-        closings=closings,
         live=live,
         judgement=judged,
     )

@@ -11,18 +11,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
 from sqlalchemy import Engine
 
 from tandem.db.engine import connect
 from tandem.db.fence import newest
-from tandem.errors import SetupError, SpecError, TandemError
+from tandem.errors import SetupError, TandemError
 from tandem.kube.client import Kube
 from tandem.kube.lease import Election
 from tandem.pairing.policy import read_policy
 from tandem.pairrun import names
 from tandem.spec import validate
 from tandem.worker_io import DATABASE_FOLDER
+from tandem.yaml_file import read_mapping
 from tandem_controller.controller import Controller
 from tandem_controller.metrics import Metrics
 from tandem_controller.release import release
@@ -46,8 +46,8 @@ def run(config: Path, policy: Path | None, *, uninstall: bool = False) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", force=True
     )
-    settings = validate(Settings, _yaml(config), f"settings {config}")
-    rules = read_policy(_yaml(policy) if policy is not None else {})
+    settings = validate(Settings, read_mapping(config, "settings"), f"settings {config}")
+    rules = read_policy(read_mapping(policy, "policy") if policy is not None else {})
     kube = Kube.in_cluster(settings.namespace) if _in_cluster() else Kube.connect(namespace=settings.namespace)
     if uninstall:
         release(kube, settings.namespace)
@@ -144,12 +144,3 @@ def database_url() -> str:
 
 def _in_cluster() -> bool:
     return "KUBERNETES_SERVICE_HOST" in os.environ
-
-
-def _yaml(path: Path) -> Any:
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except OSError as error:
-        raise SpecError(f"{path}: {error.strerror}: give a readable YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"{path}: not valid YAML: {str(error).splitlines()[0]}") from None

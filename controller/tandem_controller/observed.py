@@ -73,14 +73,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
-    """An attempt's closing record."""
-
-    attempt: int
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Judgement:
     """A run's verdict as PostgreSQL holds it."""
 
@@ -113,7 +105,6 @@ class Facts:
     run_stored: bool = False
     attempts: Mapping[int, str] = field(default_factory=dict)
     """Attempt -> its state."""
-    closings: Mapping[int, Closing] = field(default_factory=dict)
     live: Live = Live()
     judgement: Judgement | None = None
 

@@ -7,7 +7,6 @@ judged, or another attempt. The status is written first; what it claims is what 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from tandem.errors import SpecError
 from tandem.pairing.choose import NoPairing, Pairing, choose
@@ -21,13 +20,13 @@ from tandem.pairrun.status import (
     PairRunStatus,
     PassedOver,
     seconds,
-    set_condition,
     timestamp,
 )
 from tandem.spec import RunSpec, resolve
 from tandem.vocabulary import Role, Verdict
 from tandem_controller import ending, observed
-from tandem_controller.observed import Action, Decision, Observed
+from tandem_controller.draft import Draft
+from tandem_controller.observed import Decision, Observed
 
 KEPT_ATTEMPTS = 20
 KEPT_PASSED_OVER = 50
@@ -36,7 +35,7 @@ MOST_BACKOFF_S = 3600.0
 
 def plan(o: Observed) -> Decision:
     """The new status of a PairRun, and what to do after it is written."""
-    draft = _Draft(o, o.status)
+    draft = Draft(o, o.status)
     if o.deleting:
         _delete(draft)
     elif draft.status.holds(names.FINISHED):
@@ -48,55 +47,16 @@ def plan(o: Observed) -> Decision:
     return draft.decision()
 
 
-@dataclass
-class _Draft:
-    """A decision in the making."""
-
-    o: Observed
-    status: PairRunStatus
-    actions: list[Action] = field(default_factory=list)
-    requeue: float | None = None
-
-    def set(self, **values: object) -> None:
-        self.status = self.status.model_copy(update=values)
-
-    def condition(self, kind: str, status: bool | None, reason: str, message: str) -> None:
-        self.set(
-            conditions=set_condition(
-                self.status.conditions, kind, status, reason, message, self.o.now, self.o.generation
-            )
-        )
-
-    def do(self, *actions: Action) -> None:
-        self.actions += actions
-
-    def again(self, after: float) -> None:
-        self.requeue = after if self.requeue is None else min(self.requeue, after)
-
-    def decision(self) -> Decision:
-        self.set(observed_generation=self.o.generation, run_id=str(self.o.run_id))
-        return Decision(self.status, tuple(self.actions), self.requeue)
-
-    @property
-    def current(self) -> AttemptStatus | None:
-        """The newest attempt, if it has not ended."""
-        last = self.status.attempts[-1] if self.status.attempts else None
-        return last if last is not None and last.ended_at is None else None
-
-    def replace_last(self, attempt: AttemptStatus) -> None:
-        self.set(attempts=[*self.status.attempts[:-1], attempt])
-
-
 # -- the two ends of an object ---------------------------------------------------------------------------
 
 
-def _delete(d: _Draft) -> None:
+def _delete(d: Draft) -> None:
     """Children go with their owner; only a mark on a node has to be taken off by hand."""
     if names.FINALIZER in (d.o.obj["metadata"].get("finalizers") or []):
         d.do(observed.UnmarkNodes(_nodes(d.status)), observed.Release())
 
 
-def _finished(d: _Draft) -> None:
+def _finished(d: Draft) -> None:
     o, last = d.o, d.status.attempts[-1] if d.status.attempts else None
     if names.FINALIZER in (o.obj["metadata"].get("finalizers") or []):
         suspect = last.suspect.node if last else ""
@@ -127,7 +87,7 @@ def _nodes(status: PairRunStatus) -> tuple[str, ...]:
 # -- a live run ------------------------------------------------------------------------------------------
 
 
-def _live(d: _Draft, spec: PairRunSpec) -> None:
+def _live(d: Draft, spec: PairRunSpec) -> None:
     o = d.o
     d.set(steps=spec.run.steps)
     if d.status.condition(names.FINISHED) is None:
@@ -145,13 +105,13 @@ def _live(d: _Draft, spec: PairRunSpec) -> None:
     _delivery(d)
 
 
-def _remove(d: _Draft, number: int) -> None:
+def _remove(d: Draft, number: int) -> None:
     """What is left of an ended attempt, unless its pods ended by themselves: those keep their logs."""
     if not _ended(d.o, number) or any(p.attempt == number and not p.ended for p in d.o.pods):
         d.do(observed.RemoveChildren(number))
 
 
-def _between(d: _Draft, spec: PairRunSpec) -> None:
+def _between(d: Draft, spec: PairRunSpec) -> None:
     """No attempt runs: judge, wait, or choose the next pair."""
     o, attempts = d.o, d.status.attempts
     if attempts and (ending.settled(attempts[-1]) or len(_spent(attempts)) >= spec.retry.max_attempts):
@@ -171,7 +131,7 @@ def _between(d: _Draft, spec: PairRunSpec) -> None:
         _start(d, *chosen)
 
 
-def _choose(d: _Draft, spec: PairRunSpec) -> tuple[Pairing, RunSpec] | NoPairing:
+def _choose(d: Draft, spec: PairRunSpec) -> tuple[Pairing, RunSpec] | NoPairing:
     o = d.o
     for volume in spec.template.volumes:
         if volume.host_path is not None and not _below(volume.host_path, o.settings.worker.allowed_host_paths):
@@ -197,7 +157,7 @@ def _choose(d: _Draft, spec: PairRunSpec) -> tuple[Pairing, RunSpec] | NoPairing
     return found, run
 
 
-def _unpaired(d: _Draft, why: NoPairing) -> None:
+def _unpaired(d: Draft, why: NoPairing) -> None:
     passed = _shown(why.passed_over)
     d.set(passed_over=passed, passed_over_total=len(why.passed_over))
     before = d.status.condition(names.PAIRED)
@@ -211,7 +171,7 @@ def _unpaired(d: _Draft, why: NoPairing) -> None:
     d.again(d.o.settings.pairing_seconds)
 
 
-def _start(d: _Draft, pairing: Pairing, run: RunSpec) -> None:
+def _start(d: Draft, pairing: Pairing, run: RunSpec) -> None:
     o = d.o
     number = d.status.attempt + 1
     sides = {
@@ -242,7 +202,7 @@ def _start(d: _Draft, pairing: Pairing, run: RunSpec) -> None:
     d.again(10.0)
 
 
-def _running(d: _Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
+def _running(d: Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
     """An attempt goes on: see that everything is there, or that it has ended."""
     o = d.o
     pods = [pod for pod in o.pods if pod.attempt == attempt.number]
@@ -273,7 +233,7 @@ def _running(d: _Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
         d.again(max(left, 1.0))
 
 
-def _close(d: _Draft, attempt: AttemptStatus, end: ending.End) -> None:
+def _close(d: Draft, attempt: AttemptStatus, end: ending.End) -> None:
     o = d.o
     ended = attempt.model_copy(
         update={
@@ -291,7 +251,7 @@ def _close(d: _Draft, attempt: AttemptStatus, end: ending.End) -> None:
         d.do(observed.CloseAttempt(attempt.number, end.reason))
 
 
-def _progress(d: _Draft) -> None:
+def _progress(d: Draft) -> None:
     """Step and counts, at most every so often; the first mismatch at once."""
     o, live = d.o, d.o.facts.live
     if not o.facts.reachable or not o.facts.run_stored:
@@ -319,7 +279,7 @@ def _counts(o: Observed) -> Counts:
 # -- the verdict -----------------------------------------------------------------------------------------
 
 
-def _judge(d: _Draft) -> None:
+def _judge(d: Draft) -> None:
     o = d.o
     if not o.facts.reachable:
         d.again(o.settings.pairing_seconds)
@@ -334,11 +294,11 @@ def _open(o: Observed, attempt: AttemptStatus) -> bool:
     return o.facts.attempts.get(attempt.number, "running") == "running"
 
 
-def _judged(d: _Draft) -> None:
+def _judged(d: Draft) -> None:
     o, judgement = d.o, d.o.facts.judgement
     assert judgement is not None
     if (current := d.current) is not None:  # judged by a controller that did not get to write it down
-        d.replace_last(current.model_copy(update={"ended_at": timestamp(o.now), "reason": "completed"}))
+        d.replace_last(current.model_copy(update={"ended_at": timestamp(o.now), "reason": judgement.reason}))
     first = FirstMismatch.model_validate(o.facts.live.first) if o.facts.live.first else d.status.first_mismatch
     step = o.facts.live.step if o.facts.live.attempt == d.status.attempt else d.status.step
     d.set(counts=_counts(o), first_mismatch=first, step=step, progress_at=timestamp(o.now))
@@ -351,7 +311,7 @@ def _judged(d: _Draft) -> None:
     _end(d, verdict, _camel(verdict), judgement.reason, judgement.sentence)
 
 
-def _end(d: _Draft, verdict: Verdict, reason: str, name: str, sentence: str) -> None:
+def _end(d: Draft, verdict: Verdict, reason: str, name: str, sentence: str) -> None:
     """The terminal conditions and the verdict, in one write."""
     o = d.o
     d.set(verdict=str(verdict), reason=name, message=sentence[:2048], finished_at=timestamp(o.now))
@@ -365,7 +325,7 @@ def _end(d: _Draft, verdict: Verdict, reason: str, name: str, sentence: str) -> 
     d.again(1.0)
 
 
-def _delivery(d: _Draft) -> None:
+def _delivery(d: Draft) -> None:
     """Whether records arrive, as far as it can be told before the verdict."""
     if not d.o.facts.reachable:
         d.condition(names.RECORDS_DELIVERED, None, "DatabaseUnreachable", d.o.facts.error)

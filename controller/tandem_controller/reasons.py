@@ -24,7 +24,6 @@ WAITING = {
     "CreateContainerConfigError": "container_config",
     "CreateContainerError": "container_create",
     "RunContainerError": "container_run",
-    "CrashLoopBackOff": "crashed",
 }
 """Why a container waits -> our reason."""
 
@@ -59,7 +58,6 @@ DISRUPTED = {
 
 FINAL = frozenset({
     "parity", "parity_missing", "collective_order", "input", "setup", "protocol", "reference_differs", "image_name",
-    "volume_forbidden", "no_verdict",
 })  # fmt: skip
 """Reasons that the next attempt would meet again."""
 

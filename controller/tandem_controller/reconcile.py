@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tandem.db.fence import Fenced
@@ -123,7 +123,7 @@ class Reconciler:
             missing = [f"which references were used before cannot be told: {failure}"]
         except KubeError as failure:
             missing = [str(failure)]
-        return Observed(**{**_fields(seen), "world": gathered, "missing": missing})
+        return replace(seen, world=gathered, missing=missing)
 
     def _missing(self, seen: Observed, spec: PairRunSpec) -> list[str]:
         """What the pods will need and the namespace lacks: a pod would wait for it for ever, and tell events only."""
@@ -144,11 +144,7 @@ class Reconciler:
         now = time.monotonic()
         asked, there = self._seen.get(path, (float("-inf"), False))
         if now - asked > REMEMBERED_S:
-            try:
-                self.parts.kube.get(path)
-                there = True
-            except NotFound:
-                there = False
+            there = self.parts.kube.exists(path)
             self._seen[path] = (now, there)
         return there
 
@@ -209,7 +205,3 @@ def _needs_a_pair(status: PairRunStatus) -> bool:
     if status.holds(names.FINISHED):
         return False
     return not status.attempts or status.attempts[-1].ended_at is not None
-
-
-def _fields(seen: Observed) -> dict[str, Any]:
-    return {name: getattr(seen, name) for name in seen.__dataclass_fields__}

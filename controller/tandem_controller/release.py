@@ -15,7 +15,7 @@ from tandem.kube.client import Kube, Object
 from tandem.kube.errors import Forbidden, NotFound
 from tandem.kube.paths import NODES, PAIRRUNS
 from tandem.pairrun import names
-from tandem.pairrun.status import read_status
+from tandem.pairrun.status import finished
 from tandem_controller import marks
 
 log = logging.getLogger("tandem.controller")
@@ -31,7 +31,7 @@ def release(kube: Kube, namespace: str, *, patience_s: float = PATIENCE_S) -> No
         KubeError: the API server refused something that is needed, or did not answer.
     """
     objects = kube.list(PAIRRUNS.path(namespace)).items
-    live = [obj for obj in objects if not read_status(obj.get("status")).holds(names.FINISHED)]
+    live = [obj for obj in objects if not finished(obj)]
     for obj in live:
         log.info("ending %s", obj["metadata"]["name"])
         kube.delete(PAIRRUNS.path(namespace, obj["metadata"]["name"]), uid=obj["metadata"]["uid"])

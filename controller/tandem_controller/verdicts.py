@@ -11,16 +11,15 @@ from uuid import UUID
 from sqlalchemy import Engine, select
 from sqlalchemy.exc import DBAPIError
 
-from tandem.db import queries, store
+from tandem import recovery
+from tandem.db import store
 from tandem.db.engine import unreachable
 from tandem.db.fence import Fence
 from tandem.db.liveness import CONTROLLER, controller_identity
 from tandem.db.models import Attempt, Run
 from tandem.records import AttemptRow, RunRow
-from tandem.recovery import REGULAR_ENDS
 from tandem.spec import RunSpec
-from tandem.verdict import decide, fingerprint, parity_of
-from tandem.vocabulary import AttemptState, ControlName
+from tandem.vocabulary import AttemptState
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,30 +75,15 @@ class Verdicts:
         Raises:
             DatabaseError: the database failed, or a newer leader has written (`Fenced`).
         """
-        records = queries.load_run(self.engine, run_id)
-        closing = next((c for c in records.closings if c.attempt == number), None)
-        if closing is not None and (closing.reason in REGULAR_ENDS or reason == "completed"):
-            reason = closing.reason
-        controls = [c for c in records.controls if c.attempt == number and c.name is ControlName.PARITY]
-        parity = parity_of(controls)
-        store.finish_attempt(
-            self.engine, run_id, number, ended_at=time.time(), reason=reason,
-            state=AttemptState.ORPHANED if closing is None else AttemptState.CLOSED,
-            fingerprint=fingerprint(parity) if parity else None, parity=parity, fence=self.fence,
-        )  # fmt: skip
+        recovery.close_attempt(self.engine, run_id, number, reason, self.fence)
 
-    def judge(self, run_id: UUID) -> str:
-        """Give a run its verdict, a pure function of what is stored; returns it.
+    def judge(self, run_id: UUID) -> None:
+        """Give a run its verdict, a pure function of what is stored.
 
         Raises:
             DatabaseError: the database failed, or a newer leader has written (`Fenced`).
         """
-        decision = decide(queries.load_run(self.engine, run_id))
-        store.finish_run(
-            self.engine, run_id, verdict=decision.verdict, reason=decision.reason, sentence=decision.sentence,
-            finished_at=time.time(), fence=self.fence,
-        )  # fmt: skip
-        return str(decision.verdict)
+        recovery.give_verdict(self.engine, run_id, self.fence)
 
     def left_behind(self, live: set[str]) -> list[tuple[UUID, list[int]]]:
         """Runs of PairRuns that no longer exist, with their open attempts.

@@ -13,7 +13,6 @@ from tandem.kube.paths import PODS
 from tandem.pairing.choose import World
 from tandem.pairing.claims import claims, served
 from tandem.pairing.nodes import Node, PodUse, node_from, pod_use_from
-from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec
 from tandem.pairrun.status import PairRunStatus
 from tandem.vocabulary import Kind
@@ -43,7 +42,7 @@ class PodSnapshot:
                 running = "status.phase!=Succeeded,status.phase!=Failed"
                 found: dict[str, list[PodUse]] = defaultdict(list)
                 for obj in self._kube.list(PODS.path(), field_selector=running).items:
-                    if (pod := pod_use_from(obj, names.LABEL_PAIR)) is not None:
+                    if (pod := pod_use_from(obj)) is not None:
                         found[pod.node].append(pod)
                 self._usage, self._at = found, self._clock()
             return self._usage

@@ -2,46 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from clusters import NOW, Run, node, world
+from clusters import NOW, Run, condition, events, kinds, node, started, world
 from tandem.pairing.choose import Claim
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import observed as do
-from tandem_controller.observed import Closing, Decision, Facts, Live
-from tandem_controller.reasons import ADMISSION, DISRUPTED, WAITING, final
-
-
-def kinds(decision: Decision) -> list[str]:
-    return [type(a).__name__ for a in decision.actions if not isinstance(a, do.Event)]
-
-
-def events(decision: Decision) -> list[str]:
-    return [a.reason for a in decision.actions if isinstance(a, do.Event)]
-
-
-def condition(run: Run, kind: str) -> tuple[str, str]:
-    found = run.look().status.condition(kind)
-    return (found.status, found.reason) if found else ("", "")
-
-
-def told(reason: str, message: str = "as told") -> str:
-    return json.dumps({"reason": reason, "message": message})
-
-
-def started(values: dict[str, Any] | None = None, **options: Any) -> Run:
-    """A run whose first attempt runs."""
-    run = Run(values, **options)
-    run.plan()
-    run.start()
-    run.stored(1)
-    run.plan(after=5)
-    return run
+from tandem_controller.observed import Facts, Live
 
 
 def test_a_new_run_is_paired_written_down_and_its_pods_made() -> None:
@@ -114,202 +84,6 @@ def test_the_verdict_is_postgres_word_and_never_an_exit_code() -> None:
     assert condition(run, names.FINISHED) == ("True", "Inconclusive")
     assert condition(run, names.RECORDS_DELIVERED) == ("False", "RecordsMissing")
     assert run.look().status.reason == "closing_missing"
-
-
-# -- infrastructure and retries --------------------------------------------------------------------------
-
-OUTSIDE: list[tuple[dict[str, Any], str]] = [
-    *(
-        ({"phase": "Failed", "reason": reason, "message": "m"}, ours)
-        for reason, ours in ADMISSION.items()
-        if ours != "deadline"
-    ),
-    *(({"phase": "Failed", "disrupted": reason}, ours) for reason, ours in DISRUPTED.items()),
-    ({"phase": "Failed", "reason": "OutOfnvidia.com/gpu"}, "device_gone"),
-    ({"phase": "Failed", "exit_code": 137, "exit_reason": "OOMKilled"}, "oom_killed"),
-    ({"phase": "Failed", "exit_code": 137, "exit_reason": "Error"}, "suspect_killed"),
-]
-
-
-@pytest.mark.parametrize(("values", "reason"), OUTSIDE, ids=[str(v) for v, _ in OUTSIDE])
-def test_what_happens_to_a_pod_from_outside_is_named_and_tried_again(values: dict[str, Any], reason: str) -> None:
-    """The reference notices that its peer is gone; what happened to the peer is the cause."""
-    run = started()
-    run.change(Role.SUSPECT, **values, ended_at=run.now)
-    run.exit(Role.REFERENCE, 42, told("dead_peer"))
-    decision = run.plan(after=1)
-    last = decision.status.attempts[-1]
-    assert (last.reason, last.infrastructure) == (reason, True)
-    assert decision.status.verdict == ""
-    assert condition(run, names.PAIRED) == ("False", "BackOff")
-    assert "CloseAttempt" in kinds(decision)
-    run.stored(1, state="closed")
-    again = run.plan(after=31)
-    assert again.status.attempt == 2
-    assert "MakeChildren" in kinds(again)
-
-
-def test_backoff_doubles_and_attempts_are_capped() -> None:
-    run = Run({"retry": {"maxAttempts": 3, "backoffSeconds": 10, "maxAttemptsPerNode": 20}})
-    run.plan()
-    for number, wait in ((1, 10), (2, 20)):
-        run.start(number)
-        run.stored(*range(1, number + 1))
-        run.change(Role.SUSPECT, phase="Failed", reason="Evicted")
-        run.exit(Role.REFERENCE, 42, told("dead_peer"))
-        run.plan(after=1)
-        assert run.plan(after=wait - 2).status.attempt == number
-        assert run.plan(after=3).status.attempt == number + 1
-    run.start(3)
-    run.stored(1, 2, 3)
-    run.change(Role.SUSPECT, phase="Failed", reason="Evicted")
-    run.exit(Role.REFERENCE, 42)
-    decision = run.plan(after=1)
-    assert kinds(decision)[-1] == "Judge"
-    assert run.plan(after=1000).status.attempt == 3
-
-
-@pytest.mark.parametrize(
-    "reason", ["parity:jaxlib", "collective_order", "input", "setup", "protocol", "reference_differs"]
-)
-def test_what_the_next_attempt_would_meet_again_is_not_tried_again(reason: str) -> None:
-    assert final(reason)
-    run = started()
-    run.exit(Role.SUSPECT, 42, told("peer_left"))
-    run.exit(Role.REFERENCE, 42, told(reason))
-    decision = run.plan(after=1)
-    assert decision.status.attempts[-1].reason == reason
-    assert kinds(decision)[-1] == "Judge"
-
-
-def test_a_worker_that_crashes_is_no_finding() -> None:
-    run = started()
-    run.exit(Role.SUSPECT, 1, "Traceback ...\nValueError: x")
-    run.exit(Role.REFERENCE, 42, told("dead_peer"))
-    decision = run.plan(after=1)
-    assert decision.status.attempts[-1].reason == "suspect_crashed"
-    assert decision.status.verdict == ""
-
-
-@pytest.mark.parametrize("message", ["", "{", "[]", '{"reason": 3}', '{"reason": "<b>"}', told("a\nb"), told("match")])
-def test_a_suspects_last_words_are_taken_only_if_they_are_a_name(message: str) -> None:
-    run = started()
-    run.exit(Role.SUSPECT, 42, message)
-    run.exit(Role.REFERENCE, 42, told("dead_peer", "line\nwith \x1b[31m colour"))
-    decision = run.plan(after=1)
-    last = decision.status.attempts[-1]
-    assert last.reason in ("dead_peer", "match")
-    assert last.message.isprintable()
-    assert decision.status.verdict == ""
-
-
-def test_one_side_that_ended_waits_for_the_other_but_not_for_ever() -> None:
-    run = started()
-    run.exit(Role.SUSPECT, 1)
-    assert run.plan(after=5).status.attempts[-1].ended_at is None
-    decision = run.plan(after=200)
-    assert decision.status.attempts[-1].reason == "suspect_crashed"
-    assert "RemoveChildren" in kinds(decision)
-
-
-def test_situation_18_a_pod_stuck_terminating_does_not_hold_the_next_attempt() -> None:
-    """Names carry the attempt; the reference's pod is removed, so its node is free."""
-    run = started()
-    run.change(Role.SUSPECT, leaving=True)
-    run.exit(Role.REFERENCE, 42, told("dead_peer"))
-    run.plan(after=1)
-    stuck = list(run.pods)
-    decision = run.plan(after=40)
-    assert decision.status.attempt == 2
-    assert run.pods == stuck
-
-
-def test_situation_20_an_admission_error_after_a_reboot_is_infrastructure() -> None:
-    run = Run()
-    run.plan()
-    run.make()
-    run.stored(1)
-    run.change(Role.SUSPECT, phase="Failed", reason="UnexpectedAdmissionError", message="Allocate failed")
-    decision = run.plan(after=5)
-    last = decision.status.attempts[-1]
-    assert (last.reason, last.infrastructure) == ("unexpected_admission", True)
-    assert "RemoveChildren" in kinds(decision)
-
-
-@pytest.mark.parametrize(("waiting", "reason"), WAITING.items())
-def test_situation_21_the_start_deadline_covers_image_pulls_and_names_the_cause(waiting: str, reason: str) -> None:
-    run = Run({"startDeadlineSeconds": 100})
-    run.plan()
-    run.start()
-    run.stored(1)
-    run.change(Role.SUSPECT, phase="Pending", started_at=None, waiting=waiting, waiting_message="no such image")
-    early = run.plan(after=50)
-    if early.status.attempts[-1].ended_at is None:
-        assert "no such image" in run.look().status.condition(names.RUNNING).message  # type: ignore[union-attr]
-        decision = run.plan(after=60)
-    else:
-        decision = early
-    last = decision.status.attempts[-1]
-    assert (last.reason, last.infrastructure) == (reason, True)
-    assert "no such image" in last.message
-    assert "RemoveChildren" in kinds(decision)
-
-
-def test_gang_one_side_without_a_place_removes_both() -> None:
-    run = Run({"startDeadlineSeconds": 100})
-    run.plan()
-    run.start()
-    run.stored(1)
-    run.change(Role.SUSPECT, phase="Pending", started_at=None, node="", unschedulable="0/2 nodes are available")
-    run.plan(after=50)
-    decision = run.plan(after=60)
-    assert decision.status.attempts[-1].reason == "unschedulable"
-    assert do.RemoveChildren(1) in decision.actions
-
-
-def test_pods_that_could_not_be_made_say_which_right_is_missing() -> None:
-    failures = {"MakeChildren": "the controller may not create jobs in tandem: grant it the verb create"}
-    run = Run(failures=failures)
-    run.plan()
-    run.stored(1)
-    run.plan(after=5)
-    assert condition(run, names.RUNNING) == ("False", "ChildrenRefused")
-    assert "verb create" in run.look().status.condition(names.RUNNING).message  # type: ignore[union-attr]
-
-
-def test_a_node_that_no_longer_exists_ends_the_attempt() -> None:
-    run = started()
-    run.world = world(node("well"))
-    decision = run.plan(after=1)
-    assert decision.status.attempts[-1].ended_at is None or decision.status.attempts[-1].reason == "node_lost"
-    decision = run.plan(after=100)
-    assert decision.status.attempts[-1].reason == "node_lost"
-
-
-def test_different_images_under_one_name_are_a_parity_failure() -> None:
-    run = started()
-    for role in Role:
-        run.change(role, image_id=f"repo@sha256:{role}")
-    decision = run.plan(after=1)
-    assert decision.status.attempts[-1].reason == "parity:image"
-    assert kinds(decision)[-1] == "Judge"
-
-
-def test_somebody_removes_a_job() -> None:
-    run = started()
-    run.jobs = [job for job in run.jobs if job.role is not Role.SUSPECT]
-    run.pods = [pod for pod in run.pods if pod.role is not Role.SUSPECT]
-    run.plan(after=1)
-    decision = run.plan(after=100)
-    assert decision.status.attempts[-1].reason == "job_deleted"
-
-
-def test_the_active_deadline_ends_it_for_good() -> None:
-    run = started({"activeDeadlineSeconds": 60})
-    assert run.plan(after=30).status.attempts[-1].ended_at is None
-    decision = run.plan(after=60)
-    assert decision.status.attempts[-1].reason == "deadline"
-    assert {"RemoveChildren", "Judge"} <= set(kinds(decision))
 
 
 # -- what people do ---------------------------------------------------------------------------------------
@@ -446,11 +220,18 @@ def test_step_and_counts_are_written_now_and_then_and_the_first_mismatch_at_once
     assert run.plan(after=61).status == decision.status
 
 
+def test_an_attempt_that_another_controller_judged_gets_the_reason_of_the_verdict() -> None:
+    """Not a regular end that nobody saw."""
+    run = started()
+    run.stored(1, state="orphaned")
+    run.judge("inconclusive", "evicted")
+    assert run.plan(after=1).status.attempts[-1].reason == "evicted"
+
+
 def test_a_verdict_that_another_controller_gave_is_taken_over() -> None:
     """It judged and died before it could write the status."""
     run = started()
     run.stored(1, state="closed")
-    run.facts = replace(run.facts, closings={1: Closing(1, "completed")})
     run.judge("mismatch")
     decision = run.plan(after=1)
     assert decision.status.verdict == "mismatch"

@@ -350,7 +350,7 @@ def test_a_pods_use_is_what_the_scheduler_counts() -> None:
         return {"resources": {"requests": requests}}
 
     obj = {
-        "metadata": {"namespace": "a", "name": "p", "labels": {"tandem.dev/pair": "x"}},
+        "metadata": {"namespace": "a", "name": "p"},
         "spec": {
             "nodeName": "n",
             "containers": [container(cpu="1"), {"resources": {"limits": {"nvidia.com/gpu": "2"}}}],
@@ -359,13 +359,12 @@ def test_a_pods_use_is_what_the_scheduler_counts() -> None:
         },
         "status": {"phase": "Running"},
     }
-    found = pod_use_from(obj, "tandem.dev/pair")
+    found = pod_use_from(obj)
     assert found is not None
     assert found.requests == pytest.approx({"cpu": 3.1, "nvidia.com/gpu": 2.0})
-    assert found.pair == "x"
     for phase in ("Succeeded", "Failed"):
-        assert pod_use_from({**obj, "status": {"phase": phase}}, "x") is None
-    assert pod_use_from({"metadata": {}, "spec": {}}, "x") is None
+        assert pod_use_from({**obj, "status": {"phase": phase}}) is None
+    assert pod_use_from({"metadata": {}, "spec": {}}) is None
 
 
 def test_a_node_whose_object_lacks_everything_is_read_as_not_ready() -> None:

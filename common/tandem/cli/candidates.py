@@ -13,7 +13,6 @@ from tandem import formats
 from tandem.cli import flags as f
 from tandem.cli.output import JsonOption, emit_json, note, say
 from tandem.cli.pair import missing
-from tandem.errors import SpecError
 
 if TYPE_CHECKING:
     from tandem.kube.client import Kube
@@ -80,18 +79,9 @@ def policy_of(path: Path | None) -> Policy:
         SpecError: the file cannot be read, or a field is wrong.
     """
     from tandem.pairing.policy import read_policy
+    from tandem.yaml_file import read_mapping
 
-    if path is None:
-        return read_policy({})
-    import yaml
-
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"policy {path}: {error.strerror}: give a readable YAML file") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(f"policy {path}: not valid YAML: {str(error).splitlines()[0]}") from None
-    return read_policy(values)
+    return read_policy({} if path is None else read_mapping(path, "policy"))
 
 
 def world(kube: Kube) -> World:
@@ -105,13 +95,12 @@ def world(kube: Kube) -> World:
     from tandem.pairing.choose import World
     from tandem.pairing.claims import claims, served
     from tandem.pairing.nodes import PodUse, node_from, pod_use_from
-    from tandem.pairrun.names import LABEL_PAIR
 
     nodes = [node_from(obj) for obj in kube.list(NODES.path()).items]
     usage: dict[str, list[PodUse]] = defaultdict(list)
     try:
         for obj in kube.list(PODS.path(), field_selector="status.phase!=Succeeded,status.phase!=Failed").items:
-            if (use := pod_use_from(obj, LABEL_PAIR)) is not None:
+            if (use := pod_use_from(obj)) is not None:
                 usage[use.node].append(use)
     except Forbidden as error:
         note(f"note: what runs on the nodes is not known, every node counts as idle: {error}")

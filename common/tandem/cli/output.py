@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tandem.errors import DatabaseError
+from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Verdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -119,3 +120,9 @@ def load(engine: Engine, name: str) -> RunRecords:
     from tandem.db.queries import find_run, load_run
 
     return load_run(engine, find_run(engine, name))
+
+
+def exit_code(verdict: str | None) -> int:
+    """0 match, 1 mismatch, 2 anything else."""
+    codes: dict[str, int] = {Verdict.MATCH: EXIT_MATCH, Verdict.MISMATCH: EXIT_MISMATCH}
+    return codes.get(verdict or "", EXIT_INCONCLUSIVE)

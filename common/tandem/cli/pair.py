@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from tandem.cli import flags as f
-from tandem.cli.output import JsonOption, emit_json, note, say
+from tandem.cli.output import JsonOption, emit_json, exit_code, note, say
 from tandem.errors import SetupError, UsageError
-from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Kind, Verdict
+from tandem.vocabulary import EXIT_INCONCLUSIVE, Kind
 
 if TYPE_CHECKING:
     from tandem.kube.client import Kube, Object
@@ -82,7 +82,7 @@ def pair(
         note(_follow_with(kube, name))
         return
     note(f"PairRun {kube.namespace}/{name}")
-    _to_the_end(kube, name, timeout, as_json_too=json)
+    _to_the_end(kube, name, timeout, as_json_too=json, existed=True)
 
 
 def watch(
@@ -197,7 +197,7 @@ def _follow_with(kube: Kube, name: str) -> str:
     return f"follow it with `tandem watch {name} --namespace {kube.namespace}`"
 
 
-def _to_the_end(kube: Kube, name: str, timeout: float | None, *, as_json_too: bool) -> NoReturn:
+def _to_the_end(kube: Kube, name: str, timeout: float | None, *, as_json_too: bool, existed: bool = False) -> NoReturn:
     """Follow a PairRun, tell what changes, print how it ended, and exit with its code."""
     from tandem.kube.follow import follow
     from tandem.pairrun.changes import told
@@ -206,7 +206,8 @@ def _to_the_end(kube: Kube, name: str, timeout: float | None, *, as_json_too: bo
     before: PairRunStatus | None = None
     last: Object | None = None
     try:
-        for last in follow(kube, name, timeout_s=timeout, on_trouble=lambda line: note(f"{line}; still trying")):
+        trouble = lambda line: note(f"{line}; still trying")
+        for last in follow(kube, name, existed=existed, timeout_s=timeout, on_trouble=trouble):
             status = read_status(last.get("status"))
             for line in told(before, status):
                 note(line)
@@ -234,12 +235,6 @@ def _ending(status: Any) -> str:
     message = status.message or (finished.message if finished else "")
     verdict = status.verdict or "no verdict"
     return message if message.startswith(verdict) else f"{verdict}: {message or status.reason}"
-
-
-def exit_code(verdict: str) -> int:
-    """0 match, 1 mismatch, 2 anything else."""
-    codes: dict[str, int] = {Verdict.MATCH: EXIT_MATCH, Verdict.MISMATCH: EXIT_MISMATCH}
-    return codes.get(verdict, EXIT_INCONCLUSIVE)
 
 
 def as_json(obj: Object) -> dict[str, Any]:

@@ -9,17 +9,11 @@ from uuid import UUID
 import typer
 
 from tandem.cli import flags as f
-from tandem.cli.output import DbOption, JsonOption, console, database_url, emit_json, note, say
+from tandem.cli.output import DbOption, JsonOption, console, database_url, emit_json, exit_code, note, say
 from tandem.errors import SpecError
 from tandem.records import RunRecords
 from tandem.spec import RunSpec, load_preset, resolve, validate
-from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Kind, Verdict, Workload
-
-EXIT = {
-    Verdict.MATCH: EXIT_MATCH,
-    Verdict.MISMATCH: EXIT_MISMATCH,
-    Verdict.INCONCLUSIVE: EXIT_INCONCLUSIVE,
-}
+from tandem.vocabulary import Kind, Workload
 
 
 def run(
@@ -74,18 +68,11 @@ def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
     """
     values: dict[str, Any] = {}
     if path is not None:
-        import yaml
+        from tandem.yaml_file import read_mapping
 
-        try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SpecError(f"spec {path}: {error.strerror}: give a readable YAML file") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise SpecError(f"spec {path}: not valid YAML: {str(error).splitlines()[0]}") from None
-        if isinstance(values, dict) and "kind" in values and values["kind"] is None:
+        values = read_mapping(path, "spec")
+        if values.get("kind", "") is None:
             values["kind"] = str(Kind.NULL)  # YAML reads the bare word null as no value
-        if not isinstance(values, dict):
-            raise SpecError(f"spec {path}: must be a mapping of fields such as `model: tiny`")
     spec = validate(RunSpec, values | flags, f"spec {path}" if path else "option")
     if spec.workload is not Workload.SUBMODULE:
         raise SpecError(f"workload {spec.workload} does not exist yet: use --workload submodule")
@@ -158,7 +145,7 @@ def report(records: RunRecords, *, as_json: bool) -> int:
         if records.attempts and records.attempts[-1].reason == "stopped":
             note(f"stopped early, as asked, after {max(len(records.steps) - 1, 0):,} steps: the verdict is about those")
         note(f"report: tandem report {records.run.run_id}")
-    return EXIT[Verdict(records.run.verdict or Verdict.INCONCLUSIVE)]
+    return exit_code(records.run.verdict)
 
 
 def _uuid(text: str | None) -> UUID | None:

@@ -98,6 +98,14 @@ class Kube:
         """
         return self._request("GET", path, timeout_s=timeout_s)
 
+    def exists(self, path: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self.get(path)
+        except NotFound:
+            return False
+        return True
+
     def list(self, path: str, *, label_selector: str | None = None, field_selector: str | None = None) -> Listing:
         """A whole collection, read in pages of one snapshot."""
         query: dict[str, Any] = {"limit": PAGE, **_selectors(label_selector, field_selector)}

@@ -11,8 +11,7 @@ from tandem.errors import SetupError
 from tandem.kube.client import WATCH_S, Kube, Object
 from tandem.kube.errors import Forbidden, Gone, KubeError, NotFound
 from tandem.kube.paths import PAIRRUNS
-from tandem.pairrun import names
-from tandem.pairrun.status import read_status
+from tandem.pairrun.status import finished
 
 PATIENCE_S = 300.0
 """How long the API server may be away before following it is given up."""
@@ -24,6 +23,7 @@ def follow(
     kube: Kube,
     name: str,
     *,
+    existed: bool = False,
     timeout_s: float | None = None,
     on_trouble: Callable[[str], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
@@ -34,6 +34,7 @@ def follow(
     Args:
         kube: the cluster; the object is in its namespace.
         name: of the PairRun.
+        existed: whether the caller knows that it was there: one that is not is then one that was deleted.
         timeout_s: when to stop; None: never.
         on_trouble: told, once per trouble, that the API server does not answer.
         clock: monotonic seconds.
@@ -44,7 +45,7 @@ def follow(
         KubeError: it may not be read, or the API server was away for too long.
     """
     path, until = PAIRRUNS.path(kube.namespace, name), math.inf if timeout_s is None else clock() + timeout_s
-    well, failures, seen = clock(), 0, False
+    well, failures, seen = clock(), 0, existed
     version: str | None = None
     while clock() < until:
         try:
@@ -53,13 +54,13 @@ def follow(
                 seen, well, failures = True, clock(), 0
                 version = str(obj["metadata"]["resourceVersion"])
                 yield obj
-                if _finished(obj):
+                if finished(obj):
                     return
             for obj in _changes(kube, name, version, until - clock()):
                 well, failures = clock(), 0
                 version = str(obj["metadata"]["resourceVersion"])
                 yield obj
-                if _finished(obj):
+                if finished(obj):
                     return
             well = clock()
         except Gone:
@@ -86,10 +87,6 @@ def _changes(kube: Kube, name: str, version: str, left_s: float) -> Iterator[Obj
             raise _absent(kube, name, deleted=True)
         if event.kind != "BOOKMARK":
             yield event.object
-
-
-def _finished(obj: Object) -> bool:
-    return read_status(obj.get("status")).holds(names.FINISHED)
 
 
 def _absent(kube: Kube, name: str, *, deleted: bool) -> SetupError:

@@ -36,7 +36,6 @@ class Node:
 
     name: str
     labels: dict[str, str] = field(default_factory=dict)
-    annotations: dict[str, str] = field(default_factory=dict)
     unschedulable: bool = False
     taints: tuple[Taint, ...] = ()
     conditions: dict[str, str] = field(default_factory=dict)
@@ -65,8 +64,6 @@ class PodUse:
     name: str
     node: str
     requests: dict[str, float] = field(default_factory=dict)
-    pair: str | None = None
-    """Value of LABEL_PAIR, for a pod of Tandem's."""
 
 
 def node_from(obj: Mapping[str, Any]) -> Node:
@@ -75,7 +72,6 @@ def node_from(obj: Mapping[str, Any]) -> Node:
     return Node(
         name=str(meta.get("name", "")),
         labels=dict(meta.get("labels") or {}),
-        annotations=dict(meta.get("annotations") or {}),
         unschedulable=bool(spec.get("unschedulable")),
         taints=tuple(
             Taint(str(t.get("key", "")), str(t.get("value") or ""), str(t.get("effect") or ""))
@@ -89,14 +85,14 @@ def node_from(obj: Mapping[str, Any]) -> Node:
     )
 
 
-def pod_use_from(obj: Mapping[str, Any], pair_label: str) -> PodUse | None:
+def pod_use_from(obj: Mapping[str, Any]) -> PodUse | None:
     """What a pod occupies; None for one that has ended or has no node yet."""
     meta, spec, status = (obj.get(part) or {} for part in ("metadata", "spec", "status"))
     if not spec.get("nodeName") or status.get("phase") in ("Succeeded", "Failed"):
         return None
     return PodUse(
         namespace=str(meta.get("namespace", "")), name=str(meta.get("name", "")), node=str(spec["nodeName"]),
-        requests=_pod_requests(spec), pair=(meta.get("labels") or {}).get(pair_label),
+        requests=_pod_requests(spec),
     )  # fmt: skip
 
 

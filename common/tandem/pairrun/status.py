@@ -12,6 +12,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from tandem.pairrun import names
+
 
 class _Model(BaseModel):
     # A status may come from a newer controller, or from a hand: what is unknown is dropped.
@@ -136,6 +138,11 @@ def read_status(values: Any) -> PairRunStatus:
             continue
         kept[alias] = values[alias]
     return PairRunStatus.model_validate(kept)
+
+
+def finished(obj: Mapping[str, Any]) -> bool:
+    """Whether a PairRun, as the cluster holds it, has come to its end."""
+    return read_status(obj.get("status")).holds(names.FINISHED)
 
 
 def set_condition(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,30 +14,15 @@ from cluster.api.hands import Hands, forever, leading
 from cluster.handle import ApiServer, until
 from tandem.db import queries
 from tandem.db.engine import connect, parse
-from tandem.kube.client import Kube, Object
-from tandem.kube.paths import JOBS, NODES, PAIRRUNS, PODS, SECRETS
+from tandem.db.fence import Fence
+from tandem.kube.client import Kube
+from tandem.kube.paths import PAIRRUNS, PODS, SECRETS
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import controller as controller_module
-from tandem_controller.release import release
 
 pytestmark = pytest.mark.needs("api-server")
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
-
-
-@pytest.fixture
-def hands(api_server: ApiServer, database_url: str) -> Iterator[Hands]:
-    found = Hands(api_server, database_url)
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def pair(hands: Hands) -> Hands:
-    """A quarantined node and a healthy one."""
-    hands.node("sick", cordoned=True)
-    hands.node("well")
-    return hands
 
 
 def dead_peer() -> str:
@@ -223,73 +207,6 @@ def test_a_status_that_a_hand_edited_does_not_stop_the_queue(pair: Hands) -> Non
         pair.wait_for(names.PAIRED, "True", name="sound")
 
 
-def test_nodes_are_only_read_unless_marks_are_asked_for(pair: Hands, tmp_path: Path) -> None:
-    before = {n: pair.kube.get(NODES.path(None, n))["metadata"] for n in pair._nodes}
-    with leading(pair):
-        pair.create()
-        pair.start()
-        pair.finish(tmp_path)
-        pair.wait_for(names.FINISHED, "True")
-    for name, meta in before.items():
-        now = pair.kube.get(NODES.path(None, name))["metadata"]
-        assert (now.get("labels"), now.get("annotations")) == (meta.get("labels"), meta.get("annotations"))
-
-
-def test_situation_26_marks_are_opt_in_and_taken_off_on_every_way_out(pair: Hands, tmp_path: Path) -> None:
-    sick, well = (pair.kube.get(NODES.path(None, n))["metadata"]["name"] for n in pair._nodes)
-
-    def labels(node: str) -> dict[str, str]:
-        found = pair.kube.get(NODES.path(None, node))["metadata"]["labels"]
-        return {k: v for k, v in found.items() if k.startswith("tandem.dev/")}
-
-    with leading(pair, markNodes=True):
-        pair.create("gone")
-        until("the marks", lambda: labels(sick) == labels(well) == {names.LABEL_SESSION: "running"})
-        pair.kube.delete(PAIRRUNS.path(pair.namespace, "gone"))
-        until("no marks", lambda: labels(sick) == labels(well) == {})
-        until("the object to go", lambda: not _pairruns(pair))
-        pair.create("check")
-        pair.start()
-        pair.finish(tmp_path, rows=3)
-        pair.wait_for(names.FINISHED, "True")
-        until("the verdict's mark", lambda: labels(sick) == {names.LABEL_VERDICT: "corrupting"})
-        assert labels(well) == {}
-        conditions = pair.kube.get(NODES.path(None, sick))["status"]["conditions"]
-        assert ("SilentDataCorruption", "True") in [(c["type"], c["status"]) for c in conditions]
-        assert ("Ready", "True") in [(c["type"], c["status"]) for c in conditions]
-        until("no finalizer", lambda: not pair.get()["metadata"].get("finalizers"))
-
-
-@pytest.mark.parametrize("alive", [True, False])
-def test_an_uninstall_ends_live_pairs_and_leaves_no_mark_on_any_node(pair: Hands, tmp_path: Path, alive: bool) -> None:
-    """With the controller at its side, or long after it died; a finished PairRun stays, and can be deleted."""
-    before = {n: pair.kube.get(NODES.path(None, n)) for n in pair._nodes}
-    with leading(pair, markNodes=True):
-        pair.create("done")
-        pair.start(name="done")
-        pair.finish(tmp_path, rows=3, name="done")
-        pair.wait_for(names.FINISHED, "True", name="done")
-        pair.create("live", suspect={"nodeName": f"sick-{pair.namespace}"})
-        pair.wait_for(names.PAIRED, "True", name="live")
-        until("the finalizer", lambda: pair.get("live")["metadata"].get("finalizers"))
-        if alive:
-            release(pair.kube, pair.namespace)
-    if not alive:
-        release(pair.kube, pair.namespace, patience_s=0.0)
-    for name, was in before.items():
-        now = pair.kube.get(NODES.path(None, name))
-        assert now["metadata"].get("labels") == was["metadata"].get("labels")
-        assert names.ANNOTATION_LAST_RUN not in (now["metadata"].get("annotations") or {})
-        assert {c["type"] for c in now["status"]["conditions"]} == {c["type"] for c in was["status"]["conditions"]}
-    until("no live PairRun", lambda: [o["metadata"]["name"] for o in _pairruns(pair)] == ["done"])
-    pair.kube.delete(PAIRRUNS.path(pair.namespace, "done"))
-    until("none at all", lambda: not _pairruns(pair))
-
-
-def _pairruns(pair: Hands) -> list[Object]:
-    return pair.kube.list(PAIRRUNS.path(pair.namespace)).items
-
-
 # -- what breaks -------------------------------------------------------------------------------------------
 
 
@@ -345,30 +262,19 @@ def test_situation_13_an_old_leader_is_refused_by_the_database_and_ends(pair: Ha
     with leading(pair, token=5) as old:
         pair.create("before")
         until("the attempt's row", lambda: old.controller.facts.of(pair.run_id("before")).attempts)
-        with leading(pair, token=6) as new:
-            new.controller.verdicts.fence.claim()
-            pair.node("sick-2", cordoned=True)
-            pair.node("well-2")
-            pair.create("after")
-            until("the attempt's row", lambda: new.controller.facts.of(pair.run_id("after")).attempts)
-            old.controller.queue.add(f"{pair.namespace}/before")
-            old.controller.verdicts.fence  # noqa: B018 - the same object, its token unchanged
-            uid = pair.get("before")["metadata"]["uid"]
-            assert uid
-            pair.kube.delete(JOBS.path(pair.namespace, names.child_name("before", uid, 1, Role.SUSPECT)))
-            pair.create("third", suspect={"nodeName": f"sick-{pair.namespace}"})
-            until("the old one ends", lambda: old.over.is_set() or _nudge(old.controller, pair))
-            assert "newer" in old.reason
-            assert not new.over.is_set()
-
-
-def _nudge(controller: controller_module.Controller, pair: Hands) -> bool:
-    """Let the old leader write something."""
-    try:
-        controller.verdicts.judge(pair.run_id("before"))
-    except Exception as error:
-        controller._end(str(error))
-    return False
+        engine = connect(pair.database)
+        Fence(engine, names.LEASE, 6).claim()
+        engine.dispose()
+        pair.node("sick-2", cordoned=True)
+        pair.node("well-2")
+        pair.create("after")
+        until("the old leader's end", old.over.is_set)
+        assert "newer" in old.reason
+        assert not old.controller.facts.of(pair.run_id("after")).attempts
+    with leading(pair, token=6) as new:
+        until("the attempt's row", lambda: new.controller.facts.of(pair.run_id("after")).attempts)
+        assert not new.over.is_set()
+        assert [pair.status(name).attempt for name in ("before", "after")] == [1, 1]
 
 
 def test_rights_that_are_too_narrow_are_named_in_the_condition(pair: Hands, api_server: ApiServer) -> None:
