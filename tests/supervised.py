@@ -23,8 +23,7 @@ from uuid import UUID
 import msgspec
 import psutil
 
-from tandem.cli.output import database_url
-from tandem.cli.run import EXIT
+from tandem.cli.output import database_url, exit_code
 from tandem.db import queries
 from tandem.db.embedded import embedded_database, status
 from tandem.db.engine import connect
@@ -33,7 +32,7 @@ from tandem.errors import TandemError
 from tandem.progress import ProgressEvent
 from tandem.records import RunRecords
 from tandem.spec import RunSpec, validate
-from tandem.vocabulary import Role, Verdict
+from tandem.vocabulary import Role
 
 DEADLINE_S = 900.0
 """For everything that is waited for: a slow machine is no failure, a hang is."""
@@ -317,7 +316,7 @@ def main() -> int:
         _say("end", {"error": str(error), "code": error.exit_code})
         return error.exit_code
     _say("end", {"verdict": records.run.verdict, "reason": records.run.reason})
-    return EXIT[Verdict(records.run.verdict or Verdict.INCONCLUSIVE)]
+    return exit_code(records.run.verdict)
 
 
 def until(what: Callable[[], bool], message: str) -> None:
