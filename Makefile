@@ -9,6 +9,8 @@ STAMPS := $(VENV)/stamps
 ARGS ?=
 BENCH ?=
 SOAK ?= 1000
+E2E ?= $(shell if [ -n "$$KUBECONFIG" ]; then echo kubeconfig; \
+	elif command -v kind >/dev/null && docker info >/dev/null 2>&1; then echo kind; else echo bare; fi)
 
 # The newest Python that starts; `make PYTHON=/path/to/python3 ...` chooses another.
 PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; do \
@@ -44,8 +46,9 @@ typecheck: $(STAMPS)/dev ## types only
 cluster: $(STAMPS)/dev ## build what the tests on a real cluster boot (10 minutes once; needs Go, and Debian packages)
 	$(BIN)/python -m tests.cluster.bare build
 
-e2e: cluster ## the tests on a real two-node cluster (needs root)
-	TANDEM_REQUIRE_PARTS=1 $(BIN)/python -m pytest tests/cluster/e2e $(ARGS)
+e2e: $(STAMPS)/dev ## the tests on a real cluster: that in KUBECONFIG, kind where Docker is, else two nodes made here (as root)
+	$(if $(filter bare,$(E2E)),$(BIN)/python -m tests.cluster.bare build)
+	TANDEM_E2E=$(E2E) TANDEM_REQUIRE_PARTS=$(if $(filter bare,$(E2E)),1,0) $(BIN)/python -m pytest tests/cluster/e2e $(ARGS)
 
 bench: $(STAMPS)/dev ## the benchmarks, or one of them: make bench BENCH=name
 	$(BIN)/python -m bench $(BENCH)

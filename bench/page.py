@@ -42,6 +42,10 @@ _NOTES = """
 - **memory**: the largest sum of live device buffers of the reference, looked at after every program start, less that
   of unsynchronised steps. The bound is the largest sum, over programs of together at most `window` sites, of the
   buffers that they read and write, each once, plus 64 MB. Resident sizes are those of real worker processes.
+- **controller**: a controller process with the chart's settings on a real etcd and kube-apiserver, which share the
+  machine with it. PairRuns come at 5/s; pods and their nodes are made by hand, each pair starts as soon as its Jobs are
+  there, and every live run steps once a second in PostgreSQL. Requests are those that the API server counted, of the
+  kinds that the controller uses, reads and writes, without watches and leases.
 """
 
 

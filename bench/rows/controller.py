@@ -1,6 +1,7 @@
 """The controller with 200 live PairRuns on a real API server: how soon a pair is made, what rest and a restart cost.
 
-The controller runs in a process of its own, as in its pod; nodes, pods and steps are made by this one.
+The controller runs in a process of its own, as in its pod, with the settings of an installation; nodes, pods and the
+steps in PostgreSQL are made by this one: each pair starts as soon as its Jobs are there, and steps every second.
 """
 
 from __future__ import annotations
@@ -11,20 +12,24 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 import psutil
+from sqlalchemy import text
 
 from bench.options import Options
 from bench.results import ROOT, Row, row
 from bench.stats import Estimate, quantile
 from bench.telling import tell
 from tandem.db.embedded import embedded_database
+from tandem.db.engine import connect
 
 RUNS = 200
 PER_SECOND = 5.0
@@ -57,30 +62,35 @@ def _measure(server: Any, url: str, folder: Path, runs: int) -> list[Row]:
     with _process(server, folder, config) as process:
         created: dict[str, float] = {}
         made: dict[str, dict[str, float]] = {}
+        ready: Queue[str] = Queue()
 
         def changed(key: str, before: Any, now: Any) -> None:
             if before is None and now is not None:
-                made.setdefault(now["metadata"]["labels"]["tandem.dev/pairrun"], {})[key] = time.monotonic()
+                name = now["metadata"]["labels"]["tandem.dev/pairrun"]
+                made.setdefault(name, {})[key] = time.monotonic()
+                if len(made[name]) == 2:
+                    ready.put(name)
 
         jobs = Informer(hands.kube, JOBS.path(hands.namespace), changed)
         jobs.start()
         jobs.wait_synced(UP_S)
-        for i in range(runs):
-            due = time.monotonic() + 1 / PER_SECOND
-            name = f"run-{i:03}"
-            created[name] = time.monotonic()
-            hands.create(name)
-            tell(f"created {i + 1} of {runs}")
-            time.sleep(max(due - time.monotonic(), 0))
-        _wait(lambda: sum(len(times) == 2 for times in made.values()) == runs)
-        jobs.stop()
-        waits = [max(made[name].values()) - created[name] for name in created]
-        for i in range(runs):
-            tell(f"started {i + 1} of {runs}")
-            hands.start(1, f"run-{i:03}")
-        _wait(lambda: _metric(process.port, 'tandem_controller_runs{state="running"}') == runs)
-        quiet = _requests(server, QUIET_S)
-        memory = psutil.Process(process.pid).memory_info().rss / 2**20
+        with _background(lambda: hands.start(1, ready.get(timeout=1))), _background(lambda: _step(url)):
+            for i in range(runs):
+                due = time.monotonic() + 1 / PER_SECOND
+                name = f"run-{i:03}"
+                created[name] = time.monotonic()
+                hands.create(name)
+                tell(f"created {i + 1} of {runs}")
+                time.sleep(max(due - time.monotonic(), 0))
+            _wait(lambda: _metric(process.port, 'tandem_controller_runs{state="running"}') == runs)
+            jobs.stop()
+            waits = [max(made[name].values()) - created[name] for name in created]
+            tell("at rest")
+            quiet = _requests(server, QUIET_S)
+            memory = psutil.Process(process.pid).memory_info().rss / 2**20
+        steps = [hands.status(name).step for name in created]
+        if min(steps) < 1:
+            raise RuntimeError("a PairRun's status holds no step: nothing was followed")
     with _process(server, folder, config) as process:
         began = time.monotonic()
         _wait(lambda: _metric(process.port, "tandem_controller_reconcile_seconds_count") >= runs)
@@ -113,6 +123,52 @@ def _config(folder: Path, namespace: str, url: str) -> Path:
     path.write_text(json.dumps({"namespace": namespace, "worker": {"image": "tandem-worker:1"}, "leaseSeconds": 3}))
     (folder / "uri").write_text(url)
     return path
+
+
+@contextmanager
+def _background(work: Callable[[], object]) -> Iterator[None]:
+    """Do something again and again meanwhile; an empty queue is no failure, everything else is."""
+    stop, failures = threading.Event(), list[BaseException]()
+
+    def loop() -> None:
+        while not stop.is_set():
+            try:
+                work()
+            except Empty:
+                pass
+            except Exception as error:
+                failures.append(error)
+                return
+
+    thread = threading.Thread(target=loop, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(UP_S)
+    if failures:
+        raise RuntimeError("what should have gone on beside the controller ended") from failures[0]
+
+
+_STEP = text(
+    """
+INSERT INTO attempt_totals (run_id, attempt, last_step, sites, elements)
+SELECT run_id, attempt, 1, 100, 100000 FROM attempts WHERE state = 'running'
+ON CONFLICT (run_id, attempt) DO UPDATE SET last_step = attempt_totals.last_step + 1,
+  sites = attempt_totals.sites + 100, elements = attempt_totals.elements + 100000, updated_at = now()
+"""
+)
+
+
+def _step(url: str) -> None:
+    """One more step of every run that is stored, as the sinks of its references would write it."""
+    begun = time.monotonic()
+    engine = connect(url)
+    with engine.begin() as connection:
+        connection.execute(_STEP)
+    engine.dispose()
+    time.sleep(max(begun + 1 - time.monotonic(), 0))
 
 
 class _Running:

@@ -170,6 +170,8 @@ class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
     suspect_host: str = ""
     devices: int = 1
     """Devices of the suspect: the seconds of a step times this are its device-seconds."""
+    images: dict[str, str] | None = None
+    """Role -> digest of the image that its pod ran, as its node says. None: no pods, nothing to compare."""
 
 
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):

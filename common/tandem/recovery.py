@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from uuid import UUID
 
@@ -16,12 +17,10 @@ from tandem.errors import DatabaseError, SetupError
 from tandem.home import home
 from tandem.records import RunRecords
 from tandem.verdict import decide, fingerprint, parity_of
-from tandem.vocabulary import AttemptState
+from tandem.vocabulary import REGULAR_ENDS, AttemptState
 
 ROOM = 4 << 20
 """Bytes that must be free for the spool before a run begins."""
-REGULAR_ENDS = ("completed", "stopped")
-"""Reasons of a closing record that was written at the end of a whole attempt."""
 
 
 def spool_folder() -> Path:
@@ -99,7 +98,15 @@ def finish(engine: Engine, url: str, run_id: UUID, attempt: int, reason: str) ->
         ) from error
 
 
-def close_attempt(engine: Engine, run_id: UUID, attempt: int, reason: str, fence: Fence | None = None) -> None:
+def close_attempt(
+    engine: Engine,
+    run_id: UUID,
+    attempt: int,
+    reason: str,
+    *,
+    images: Mapping[str, str] | None = None,
+    fence: Fence | None = None,
+) -> None:
     """Close an attempt from what is stored: as closed where its closing record is there, else as orphaned.
 
     Args:
@@ -108,6 +115,7 @@ def close_attempt(engine: Engine, run_id: UUID, attempt: int, reason: str, fence
         attempt: of the run.
         reason: how the attempt ended, as its supervisor (or controller) saw it. It counts where no closing record says
             that the attempt ended regularly: the supervisor knows which worker died, its peer only that it is gone.
+        images: role -> digest of the image that its pod ran; None outside a cluster.
         fence: checked in the same transaction.
 
     Raises:
@@ -121,7 +129,8 @@ def close_attempt(engine: Engine, run_id: UUID, attempt: int, reason: str, fence
     store.finish_attempt(
         engine, run_id, attempt, ended_at=time.time(),
         state=AttemptState.CLOSED if closing else AttemptState.ORPHANED,
-        reason=reason, fingerprint=fingerprint(parity) if parity else None, parity=parity, fence=fence,
+        reason=reason, fingerprint=fingerprint(parity) if parity else None, parity=parity, images=images,
+        fence=fence,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tandem.bounds import CONFIDENCE, zero_bound
 from tandem.records import AttemptRow, ClosingRecord, ControlRecord, MismatchRecord, RunRecords, StepRecord
-from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
+from tandem.vocabulary import REGULAR_ENDS, Cause, ControlName, ReplayClass, Role, Verdict
 
 REQUIRED_PARITY = (
     "tandem", "image", "python", "jax", "jaxlib", "platform", "device_kind", "device_count", "driver", "cpu",
@@ -90,6 +90,7 @@ def why_inconclusive(attempt: _Attempt, tp: int, self_replays: int) -> tuple[str
     checks = (
         _ended_early(attempt),
         _parity(attempt),
+        _images(attempt),
         _reduction(attempt),
         _self_replay(attempt, ControlName.SELF_REPLAY_START, self_replays),
         _positive(attempt, ControlName.POSITIVE_START, tp),
@@ -131,9 +132,9 @@ def _of_attempt(records: RunRecords, row: AttemptRow) -> _Attempt:
 
 
 def _ended_early(a: _Attempt) -> tuple[str, str] | None:
-    if a.row.reason not in ("", "completed", "stopped"):
+    if a.row.reason not in ("", *REGULAR_ENDS):
         return a.row.reason, f"the attempt ended early: {a.row.reason}"
-    if a.closing is not None and a.closing.reason not in ("completed", "stopped"):
+    if a.closing is not None and a.closing.reason not in REGULAR_ENDS:
         return a.closing.reason, f"the attempt ended early: {a.closing.reason}"
     return None
 
@@ -148,6 +149,19 @@ def _parity(a: _Attempt) -> tuple[str, str] | None:
     for field in required:
         if field not in rows:
             return f"parity_missing:{field}", f"parity of {field} was never recorded"
+    return None
+
+
+def _images(a: _Attempt) -> tuple[str, str] | None:
+    """In a cluster the nodes say which image each pod ran: one tag may mean another image on each of them."""
+    if a.row.images is None:
+        return None
+    digests = [a.row.images.get(role) for role in Role]
+    for role, digest in zip(Role, digests, strict=True):
+        if not digest:
+            return "parity_missing:image_digest", f"which image the {role}'s pod ran was never recorded"
+    if len(set(digests)) > 1:
+        return "parity:image_digest", "the nodes ran different images under one name"
     return None
 
 

@@ -122,6 +122,9 @@ class AttemptState(StrEnum):
     """Ended without a closing record (killed, crashed, records not delivered)."""
 
 
+REGULAR_ENDS = ("completed", "stopped")
+"""Reasons of a closing record that was written at the end of a whole attempt."""
+
 EXIT_MATCH, EXIT_MISMATCH, EXIT_INCONCLUSIVE, EXIT_USAGE = 0, 1, 2, 64
 """Exit codes of the command line."""
 

@@ -54,7 +54,7 @@ class Actor:
                 self.parts.verdicts.store(_stored(seen, _attempt(status, number)))
                 self.parts.facts.refresh([seen.run_id])
             case observed.CloseAttempt(number, reason):
-                self.parts.verdicts.close(seen.run_id, number, reason)
+                self.parts.verdicts.close(seen.run_id, number, reason, _images(_attempt(status, number)))
             case observed.Judge():
                 self.parts.verdicts.judge(seen.run_id)
                 self.parts.facts.refresh([seen.run_id])
@@ -190,6 +190,11 @@ def _stored(seen: Observed, told: AttemptStatus) -> Stored:
 
 def _attempt(status: PairRunStatus, number: int) -> AttemptStatus:
     return next(a for a in status.attempts if a.number == number)
+
+
+def _images(told: AttemptStatus) -> dict[str, str]:
+    sides = {Role.REFERENCE: told.reference, Role.SUSPECT: told.suspect}
+    return {str(role): side.image for role, side in sides.items() if side.image}
 
 
 def _finalizers_of(obj: Mapping[str, Any]) -> list[str]:

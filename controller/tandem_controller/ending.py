@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec
 from tandem.pairrun.status import AttemptStatus, PairRunStatus, seconds
-from tandem.vocabulary import Role
+from tandem.vocabulary import REGULAR_ENDS, Role
 from tandem_controller.observed import Observed, Pod
-from tandem_controller.reasons import PodEnd, final, hopeless, job_end, not_started, pod_end
+from tandem_controller.reasons import DISRUPTED, PodEnd, final, hopeless, job_end, not_started, pod_end
 
 GRACE_S = 90.0
-"""How long the second pod may outlive the first: its watchdog notices, it delivers its records."""
+"""How long the second pod may outlive the first: its watchdog notices. A reference delivers its records besides."""
+LATE_S = 15.0
+"""How long after its deadline a pod that was asked to stop may still be told as running: its kubelet needs a moment."""
 ONE_SIDED = "OneSideEnded"
 """Reason of the condition Running while the second side may yet say how it ended."""
 CONSEQUENCES = ("peer_left", "dead_peer", "half_open_link", "slow_peer", "no_peer", "stopped_early", "peer_restarted")
@@ -38,7 +40,7 @@ class End:
 
 def settled(attempt: AttemptStatus) -> bool:
     """Whether an ended attempt is the last one: it reached its end, or the next would meet the same."""
-    return attempt.reason in ("completed", "stopped", "deadline") or final(attempt.reason)
+    return attempt.reason in (*REGULAR_ENDS, "deadline") or final(attempt.reason)
 
 
 def tried(status: PairRunStatus) -> dict[str, int]:
@@ -51,17 +53,15 @@ def why(o: Observed, spec: PairRunSpec, attempt: AttemptStatus, pods: Sequence[P
     """How the attempt ended; None while it goes on."""
     if spec.suspend:
         return End("suspended", "spec.suspend is true", infrastructure=True)
+    if (differing := _images(attempt)) is not None:
+        return differing
     ends = _ends(o, attempt, pods)
-    if len(ends) == len(Role):
-        cause = _cause(ends)
-        there = {pod.role for pod in pods if pod.ended}
-        return End(cause.reason, cause.message, cause.infrastructure, by_itself=len(there) == len(Role))
-    if ends:
-        if o.now - _one_sided_since(o, ends, pods) >= GRACE_S or not _may_still_speak(ends, pods):
-            cause = _cause(ends)
-            return End(cause.reason, cause.message, cause.infrastructure)
+    if not ends:
+        return _late(o, spec, attempt, pods)
+    if len(ends) < len(Role) and _may_still_speak(ends, pods) and o.now < _patient_until(o, ends, pods):
         return None
-    return _images(pods) or _late(o, spec, attempt, pods)
+    ended = {pod.role for pod in pods if pod.ended}
+    return _final_word(o, attempt, _cause(ends), by_itself=len(ended) == len(Role))
 
 
 def _ends(o: Observed, attempt: AttemptStatus, pods: Sequence[Pod]) -> dict[Role, PodEnd]:
@@ -86,11 +86,16 @@ def _going(o: Observed, pod: Pod) -> PodEnd | None:
     """A pod that is being deleted, or whose node is gone: it may stay for ever, and nobody waits for it."""
     if pod.node and pod.node not in o.node_ready:
         return PodEnd("node_lost", f"the {pod.role}'s node {pod.node} no longer exists", infrastructure=True)
-    if not pod.leaving:
+    if pod.leaves_at is None:
         return None
     if pod.node and not o.node_ready[pod.node]:
         return PodEnd("node_lost", f"the {pod.role}'s node {pod.node} is not Ready", infrastructure=True)
-    return PodEnd("pod_deleted", f"somebody removed the {pod.role}'s pod {pod.name}", infrastructure=True)
+    if pod.speaks and o.now < pod.leaves_at + LATE_S:
+        return None  # asked to stop: the pair drains, and its records decide
+    return PodEnd(
+        DISRUPTED.get(pod.disrupted, "pod_deleted"), f"somebody removed the {pod.role}'s pod {pod.name}",
+        infrastructure=True,
+    )  # fmt: skip
 
 
 def one_sided(o: Observed, attempt: AttemptStatus, pods: Sequence[Pod]) -> bool:
@@ -108,7 +113,30 @@ def _one_sided_since(o: Observed, ends: dict[Role, PodEnd], pods: Sequence[Pod])
 
 def _may_still_speak(ends: dict[Role, PodEnd], pods: Sequence[Pod]) -> bool:
     """Whether the other side has a pod that runs, and so may yet say how it ended."""
-    return any(pod.running for pod in pods if pod.role not in ends)
+    return any(pod.speaks for pod in pods if pod.role not in ends)
+
+
+def _patient_until(o: Observed, ends: dict[Role, PodEnd], pods: Sequence[Pod]) -> float:
+    """Until when the side that has not ended may say how. A reference waits for PostgreSQL, delivers, and then ends."""
+    since = _one_sided_since(o, ends, pods)
+    if Role.REFERENCE in ends:
+        return since + GRACE_S
+    if not o.facts.reachable:
+        return since + o.settings.worker.records_timeout_seconds + GRACE_S
+    delivery = o.status.condition(names.RECORDS_DELIVERED)
+    if delivery is not None:  # it left Unknown when PostgreSQL came back
+        back = o.now if delivery.status == "Unknown" else seconds(delivery.last_transition_time) or since
+        since = max(since, back)
+    return since + GRACE_S
+
+
+def _final_word(o: Observed, attempt: AttemptStatus, cause: PodEnd, by_itself: bool) -> End:
+    """The records decide: an attempt whose regular end is stored has ended so, whatever became of its pods."""
+    live = o.facts.live
+    stored = live.closing if o.facts.reachable and live.attempt == attempt.number else None
+    if stored in REGULAR_ENDS and cause.reason not in REGULAR_ENDS:
+        return End(stored, f"its end is stored; afterwards: {cause.message or cause.reason}", False, by_itself)
+    return End(cause.reason, cause.message, cause.infrastructure, by_itself)
 
 
 def _cause(ends: dict[Role, PodEnd]) -> PodEnd:
@@ -122,13 +150,13 @@ def _cause(ends: dict[Role, PodEnd]) -> PodEnd:
     return (outside or own or found)[0]
 
 
-def _images(pods: Sequence[Pod]) -> End | None:
+def _images(attempt: AttemptStatus) -> End | None:
     """The same tag may mean another image on each node; what the workers claim is checked with what the nodes say."""
-    images = {pod.role: pod.image_id for pod in pods if pod.image_id}
-    if len(images) < len(Role) or len(set(images.values())) == 1:
+    suspect, reference = attempt.suspect.image, attempt.reference.image
+    if not suspect or not reference or suspect == reference:
         return None
-    shown = ", ".join(f"{role} {image.rsplit('@', 1)[-1][:19]}" for role, image in sorted(images.items()))
-    return End("parity:image", f"the nodes run different images under one name: {shown}", infrastructure=False)
+    shown = ", ".join(f"{side} {i.rsplit('@', 1)[-1][:19]}" for side, i in zip(Role, (reference, suspect), strict=True))
+    return End("parity:image_digest", f"the nodes run different images under one name: {shown}", infrastructure=False)
 
 
 def _late(o: Observed, spec: PairRunSpec, attempt: AttemptStatus, pods: Sequence[Pod]) -> End | None:
@@ -152,8 +180,11 @@ def _since(attempt: AttemptStatus) -> float:
 
 def next_deadline(o: Observed, spec: PairRunSpec, attempt: AttemptStatus) -> float | None:
     """Seconds until one of the attempt's deadlines passes; None if it has none."""
-    if any(pod.ended for pod in o.pods if pod.attempt == attempt.number):
+    mine = [pod for pod in o.pods if pod.attempt == attempt.number]
+    if any(pod.ended for pod in mine):
         return GRACE_S / 4
+    if leaving := [pod.leaves_at for pod in mine if pod.leaves_at is not None and pod.speaks]:
+        return min(leaving) + LATE_S - o.now
     if attempt.running_at is None:
         return _since(attempt) + spec.start_deadline_seconds - o.now
     if spec.active_deadline_seconds is not None:

@@ -105,7 +105,7 @@ def _facts(run: Any, states: Mapping[int, str], found: Progress | None) -> Facts
         live = Live(
             attempt=found.attempt, step=found.step or 0, sites=found.sites, elements=found.elements,
             mismatched_sites=found.mismatched_sites, mismatched_elements=found.mismatched_elements,
-            other_findings=found.other_findings,
+            other_findings=found.other_findings, closing=found.closing,
             first=None if first is None else {
                 "step": first.step, "site": first.site, "rank": first.rank, "mismatched": first.mismatched,
             },

@@ -178,7 +178,7 @@ def _pod(attempt: Attempt, role: Role, settings: Settings) -> Manifest:
             "enableServiceLinks": False,
             "hostname": str(role),
             "subdomain": attempt.name(),
-            "terminationGracePeriodSeconds": worker.termination_grace_seconds,
+            "terminationGracePeriodSeconds": _grace(role, worker),
             "affinity": {"nodeAffinity": _pinned(attempt.nodes[role])},
             "tolerations": _tolerations(attempt, role),
             "securityContext": {
@@ -210,6 +210,12 @@ def _pod(attempt: Attempt, role: Role, settings: Settings) -> Manifest:
             "volumes": volumes,
         },
     }
+
+
+def _grace(role: Role, worker: WorkerSettings) -> int:
+    """Seconds from SIGTERM to SIGKILL. The reference's records are lost with its pod: it may wait for PostgreSQL."""
+    waits = worker.records_timeout_seconds if role is Role.REFERENCE else 0
+    return worker.termination_grace_seconds + waits
 
 
 def _ports(role: Role) -> list[Manifest]:

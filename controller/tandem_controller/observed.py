@@ -43,8 +43,8 @@ class Pod:
     ended_at: float | None = None
     """When it ended."""
     image_id: str = ""
-    leaving: bool = False
-    """Its deletion was asked for."""
+    leaves_at: float | None = None
+    """Its deletion was asked for: when its container will have been killed at the latest."""
     unschedulable: str = ""
     """The scheduler's message, while it finds no place."""
     disrupted: str = ""
@@ -52,7 +52,13 @@ class Pod:
 
     @property
     def running(self) -> bool:
-        return self.phase == "Running" and self.started_at is not None and self.exit_code is None and not self.leaving
+        """It works, and nobody asked it to stop."""
+        return self.phase == "Running" and self.speaks and self.leaves_at is None
+
+    @property
+    def speaks(self) -> bool:
+        """Its worker has started and may yet say how it ended."""
+        return self.started_at is not None and not self.ended
 
     @property
     def ended(self) -> bool:
@@ -94,6 +100,8 @@ class Live:
     other_findings: int = 0
     first: Mapping[str, Any] | None = None
     """As `FirstMismatch` takes it."""
+    closing: str | None = None
+    """Reason of the closing record of that attempt; None while it is not stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,7 @@ def pod_from(obj: Object) -> Pod | None:
         exit_message=str(ended.get("message") or ""),
         started_at=seconds(running.get("startedAt") or ended.get("startedAt")),
         ended_at=seconds(ended.get("finishedAt")),
-        image_id=str(container.get("imageID") or ""), leaving=bool(meta.get("deletionTimestamp")),
+        image_id=str(container.get("imageID") or ""), leaves_at=seconds(meta.get("deletionTimestamp")),
         unschedulable=_line(scheduled.get("message")) if scheduled.get("reason") == "Unschedulable" else "",
         disrupted=str(disrupted.get("reason") or "") if disrupted.get("status") == "True" else "",
     )  # fmt: skip

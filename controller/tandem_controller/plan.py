@@ -23,10 +23,10 @@ from tandem.pairrun.status import (
     timestamp,
 )
 from tandem.spec import RunSpec, resolve
-from tandem.vocabulary import Role, Verdict
+from tandem.vocabulary import REGULAR_ENDS, Role, Verdict
 from tandem_controller import ending, observed
 from tandem_controller.draft import Draft
-from tandem_controller.observed import Decision, Observed
+from tandem_controller.observed import Decision, Observed, Pod
 
 KEPT_ATTEMPTS = 20
 KEPT_PASSED_OVER = 50
@@ -206,6 +206,7 @@ def _running(d: Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
     """An attempt goes on: see that everything is there, or that it has ended."""
     o = d.o
     pods = [pod for pod in o.pods if pod.attempt == attempt.number]
+    attempt = _with_images(d, attempt, pods)
     _progress(d)
     end = ending.why(o, spec, attempt, pods)
     if end is not None:
@@ -227,10 +228,26 @@ def _running(d: Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
             d.replace_last(attempt.model_copy(update={"running_at": timestamp(o.now)}))
             d.do(observed.Event("Running", f"attempt {attempt.number}: both pods run"))
         d.condition(names.RUNNING, True, "Running", "")
+    elif attempt.running_at is not None and (leaving := [str(p.role) for p in pods if p.leaves_at and p.speaks]):
+        message = f"the pod of the {' and of the '.join(leaving)} was asked to stop: the pair drains, and closes"
+        d.condition(names.RUNNING, True, "Stopping", message)
     elif attempt.running_at is None and len(jobs) == len(Role):
         d.condition(names.RUNNING, False, "Starting", ending.waits_for(pods))
     if (left := ending.next_deadline(o, spec, attempt)) is not None:
         d.again(max(left, 1.0))
+
+
+def _with_images(d: Draft, attempt: AttemptStatus, pods: Sequence[Pod]) -> AttemptStatus:
+    """The attempt with what the nodes say of its images; kept, since pods may be gone before the verdict."""
+    ids = {pod.role: pod.image_id for pod in pods if pod.image_id}
+    sides = {Role.SUSPECT: attempt.suspect, Role.REFERENCE: attempt.reference}
+    new = {str(role): sides[role].model_copy(update={"image": image}) for role, image in ids.items()}
+    if all(sides[role].image == image for role, image in ids.items()):
+        return attempt
+    attempt = attempt.model_copy(update=new)
+    d.replace_last(attempt)
+    d.set(suspect=attempt.suspect, reference=attempt.reference)
+    return attempt
 
 
 def _close(d: Draft, attempt: AttemptStatus, end: ending.End) -> None:
@@ -244,7 +261,7 @@ def _close(d: Draft, attempt: AttemptStatus, end: ending.End) -> None:
     d.replace_last(ended)
     d.condition(names.RUNNING, False, "Ended", f"attempt {attempt.number}: {end.reason}: {end.message}"[:1024])
     sentence = f"attempt {attempt.number} ended: {end.reason}" + (f": {end.message}" if end.message else "")
-    d.do(observed.Event("AttemptEnded", sentence, warning=end.reason not in ("completed", "stopped")))
+    d.do(observed.Event("AttemptEnded", sentence, warning=end.reason not in REGULAR_ENDS))
     if not end.by_itself:
         d.do(observed.RemoveChildren(attempt.number))
     if o.facts.reachable:

@@ -86,7 +86,7 @@ def pod_end(pod: Pod) -> PodEnd | None:
     if pod.exit_code in REGULAR:
         return _said(REGULAR[pod.exit_code], pod.exit_message)
     where = f"the {pod.role}'s pod on {pod.node}" if pod.node else f"the {pod.role}'s pod"
-    if pod.disrupted in DISRUPTED:
+    if pod.disrupted in DISRUPTED and not pod.speaks:
         return PodEnd(DISRUPTED[pod.disrupted], f"{where}: {pod.message or pod.disrupted}", infrastructure=True)
     if pod.reason in ADMISSION or (pod.phase == "Failed" and pod.reason.startswith("OutOf")):
         # OutOfnvidia.com/gpu and the like: the device went between scheduling and admission.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,12 +23,13 @@ from tandem.pairing.policy import Policy
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec, read_spec
 from tandem.pairrun.status import PairRunStatus, read_status
+from tandem.vocabulary import Role
 from tandem_controller import parse, world
 from tandem_controller.act import Actor
 from tandem_controller.cache import Caches
 from tandem_controller.facts import FactStore
 from tandem_controller.metrics import Metrics
-from tandem_controller.observed import Decision, Event, Observed
+from tandem_controller.observed import Decision, Event, Observed, Pod
 from tandem_controller.plan import plan
 from tandem_controller.settings import Settings
 from tandem_controller.verdicts import Verdicts
@@ -101,11 +102,14 @@ class Reconciler:
         uid = str(obj["metadata"]["uid"])
         spec, error = _spec(obj)
         nodes = parts.nodes.of(parts.caches.nodes())
+        run_id = names.run_id_of(uid, str(obj["metadata"]["creationTimestamp"]))
+        pods = [pod for raw in parts.caches.pods_of(uid) if (pod := parse.pod_from(raw)) is not None]
+        if _ends_soon(read_status(obj.get("status")), pods):
+            parts.facts.refresh([run_id])  # whether the end is stored decides what that end was
         seen = Observed(
             now=parts.clock(), obj=obj, spec=spec, spec_error=error, world=World(nodes=nodes, usage={}),
             policy=parts.policy, settings=parts.settings,
-            facts=parts.facts.of(names.run_id_of(uid, str(obj["metadata"]["creationTimestamp"]))),
-            pods=[pod for raw in parts.caches.pods_of(uid) if (pod := parse.pod_from(raw)) is not None],
+            facts=parts.facts.of(run_id), pods=pods,
             jobs=[job for raw in parts.caches.jobs_of(uid) if (job := parse.job_from(raw)) is not None],
             node_ready={node.name: node.ready for node in nodes}, failures=self._failures.get(key, {}),
         )  # fmt: skip
@@ -198,6 +202,14 @@ def _spec(obj: Mapping[str, Any]) -> tuple[PairRunSpec | None, str]:
         return read_spec(obj.get("spec") or {}), ""
     except SpecError as error:
         return None, str(error)
+
+
+def _ends_soon(status: PairRunStatus, pods: Sequence[Pod]) -> bool:
+    """Whether the current attempt ran, and one of its sides works no longer."""
+    last = status.attempts[-1] if status.attempts else None
+    if last is None or last.ended_at is not None or last.running_at is None:
+        return False
+    return {pod.role for pod in pods if pod.attempt == last.number and pod.running} != set(Role)
 
 
 def _needs_a_pair(status: PairRunStatus) -> bool:

@@ -64,18 +64,24 @@ class Verdicts:
             self.engine,
             AttemptRow(
                 run_id=a.run_id, attempt=a.number, state=AttemptState.RUNNING, started_at=now,
-                reference_host=a.reference, suspect_host=a.suspect, devices=a.devices,
+                reference_host=a.reference, suspect_host=a.suspect, devices=a.devices, images={},
             ),
             exists_ok=True, fence=self.fence,
         )  # fmt: skip
 
-    def close(self, run_id: UUID, number: int, reason: str) -> None:
+    def close(self, run_id: UUID, number: int, reason: str, images: Mapping[str, str] | None = None) -> None:
         """Close an attempt: with its closing record if there is one, else as orphaned for ``reason``.
+
+        Args:
+            run_id: the run.
+            number: of the attempt.
+            reason: how it ended, as the controller saw it.
+            images: role -> digest of the image that its pod ran; None: the controller never saw them.
 
         Raises:
             DatabaseError: the database failed, or a newer leader has written (`Fenced`).
         """
-        recovery.close_attempt(self.engine, run_id, number, reason, self.fence)
+        recovery.close_attempt(self.engine, run_id, number, reason, images=images, fence=self.fence)
 
     def judge(self, run_id: UUID) -> None:
         """Give a run its verdict, a pure function of what is stored.

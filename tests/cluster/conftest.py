@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from cluster.bare.build import default_cache
 from cluster.bare.images import base_image
 from cluster.handle import ApiServer, BareCluster
+from cluster.outside import Outside, how, kind
 from cluster.sessions import booted
 from plugins.parts import need
 
@@ -27,15 +30,31 @@ def api_server() -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[BareCluster]:
-    """Two real nodes with the image busybox:1, for the whole session: tests use namespaces of their own."""
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BareCluster | Outside]:
+    """Two real nodes, for the whole session: tests use namespaces of their own. TANDEM_E2E says whose they are."""
     need("cluster")
+    folder = tmp_path_factory.mktemp("outside")
+    if how() == "kubeconfig":
+        yield Outside(folder / "run", Path(os.environ["KUBECONFIG"]))
+        return
+    if how() == "kind":
+        with kind(folder) as handle:
+            yield handle
+        return
     with booted("--nodes", "2") as root:
-        handle = BareCluster(root)
-        handle.load(base_image(default_cache(), "busybox.tar"))
-        _up.append(handle)
-        yield handle
-        _up.remove(handle)
+        bare = BareCluster(root)
+        bare.load(base_image(default_cache(), "busybox.tar"))
+        _up.append(bare)
+        yield bare
+        _up.remove(bare)
+
+
+@pytest.fixture(scope="session")
+def machines(cluster: BareCluster | Outside) -> BareCluster:
+    """The same cluster, where its machines and components are ours to switch off."""
+    need("machines")
+    assert isinstance(cluster, BareCluster)
+    return cluster
 
 
 @pytest.fixture(autouse=True)

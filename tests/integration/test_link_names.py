@@ -107,7 +107,7 @@ def reference() -> Iterator[tuple[Channel, queue.SimpleQueue[Any], PairKeys]]:
         yield channel, events, keys
 
 
-def test_a_name_that_appears_late_and_an_address_that_changes_are_found(
+def test_situation_3_a_name_that_appears_late_and_an_address_that_changes_are_found(
     reference: tuple[Channel, queue.SimpleQueue[Any], PairKeys], tmp_path: Path
 ) -> None:
     channel, events, keys = reference

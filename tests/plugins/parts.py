@@ -22,6 +22,7 @@ import pytest
 from cluster.bare.build import ASSETS, default_cache, unbuilt
 from cluster.bare.host import lacking
 from cluster.bare.images import lacking_for_images
+from cluster.outside import how
 
 REQUIRE = "TANDEM_REQUIRE_PARTS"
 PREFIX = "lacks part "
@@ -61,7 +62,15 @@ def _api_server() -> bool:
 
 
 def _cluster() -> bool:
-    return not (lacking(default_cache(), 2) or lacking_for_images())
+    if how() == "kubeconfig":
+        return bool(os.environ.get("KUBECONFIG"))
+    if how() == "kind":
+        return shutil.which("kind") is not None
+    return _machines()
+
+
+def _machines() -> bool:
+    return how() == "bare" and not (lacking(default_cache(), 2) or lacking_for_images())
 
 
 def _helm() -> bool:
@@ -95,6 +104,11 @@ PARTS = {
         "a Kubernetes cluster with two nodes",
         _cluster,
         "run `make cluster` (minutes, needs Go); `python -m tests.cluster.bare check` says what else is lacking",
+    ),
+    "machines": Part(
+        "a cluster whose machines and components tests may switch off",
+        _machines,
+        "as root, without KUBECONFIG: `make e2e E2E=bare`",
     ),
     "helm": Part("helm", _helm, "run `make cluster`"),
 }
@@ -159,8 +173,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     rows = [("part", "tests skipped", "how to get it")]
     rows += [(PARTS[name].what, str(count), PARTS[name].get) for name, count in sorted(_skipped.items())]
     first, second = (max(len(row[i]) for row in rows) for i in (0, 1))
-    for what, count, how in rows:
-        terminalreporter.line(f"{what:<{first}}  {count:>{second}}  {how}")
+    for what, count, get in rows:
+        terminalreporter.line(f"{what:<{first}}  {count:>{second}}  {get}")
     if required():
         terminalreporter.line(f"{REQUIRE}=1: these skips fail the run", red=True)
 

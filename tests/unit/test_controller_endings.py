@@ -10,6 +10,7 @@ from clusters import Run, condition, kinds, node, started, told, world
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import observed as do
+from tandem_controller.observed import Facts, Live
 from tandem_controller.reasons import ADMISSION, DISRUPTED, WAITING, final
 
 OUTSIDE: list[tuple[dict[str, Any], str]] = [
@@ -26,7 +27,9 @@ OUTSIDE: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "reason"), OUTSIDE, ids=[str(v) for v, _ in OUTSIDE])
-def test_what_happens_to_a_pod_from_outside_is_named_and_tried_again(values: dict[str, Any], reason: str) -> None:
+def test_situation_31_what_happens_to_a_pod_from_outside_is_named_and_tried_again(
+    values: dict[str, Any], reason: str
+) -> None:
     """The reference notices that its peer is gone; what happened to the peer is the cause."""
     run = started()
     run.change(Role.SUSPECT, **values, ended_at=run.now)
@@ -109,7 +112,7 @@ def test_one_side_that_ended_waits_for_the_other_but_not_for_ever() -> None:
 def test_situation_18_a_pod_stuck_terminating_does_not_hold_the_next_attempt() -> None:
     """Names carry the attempt; the reference's pod is removed, so its node is free."""
     run = started()
-    run.change(Role.SUSPECT, leaving=True)
+    run.change(Role.SUSPECT, leaves_at=run.now - 100)
     run.exit(Role.REFERENCE, 42, told("dead_peer"))
     run.plan(after=1)
     stuck = list(run.pods)
@@ -171,7 +174,7 @@ def test_pods_that_could_not_be_made_say_which_right_is_missing() -> None:
     assert "verb create" in run.look().status.condition(names.RUNNING).message  # type: ignore[union-attr]
 
 
-def test_a_node_that_no_longer_exists_ends_the_attempt() -> None:
+def test_situation_10_a_node_that_no_longer_answers_is_told_as_such() -> None:
     run = started()
     run.world = world(node("well"))
     decision = run.plan(after=1)
@@ -185,7 +188,7 @@ def test_different_images_under_one_name_are_a_parity_failure() -> None:
     for role in Role:
         run.change(role, image_id=f"repo@sha256:{role}")
     decision = run.plan(after=1)
-    assert decision.status.attempts[-1].reason == "parity:image"
+    assert decision.status.attempts[-1].reason == "parity:image_digest"
     assert kinds(decision)[-1] == "Judge"
 
 
@@ -204,3 +207,97 @@ def test_the_active_deadline_ends_it_for_good() -> None:
     decision = run.plan(after=60)
     assert decision.status.attempts[-1].reason == "deadline"
     assert {"RemoveChildren", "Judge"} <= set(kinds(decision))
+
+
+# -- asked to stop: a drain, an eviction, a taint --------------------------------------------------------
+
+ASKED: list[dict[str, Any]] = [{}, *({"disrupted": reason} for reason in DISRUPTED)]
+
+
+@pytest.mark.parametrize("role", list(Role))
+@pytest.mark.parametrize("values", ASKED, ids=str)
+def test_a_pod_that_is_asked_to_stop_may_drain_and_its_end_counts(values: dict[str, Any], role: Role) -> None:
+    """Until its grace is over it works on; what the other says meanwhile is not the last word."""
+    run = started()
+    run.change(role, leaves_at=run.now + 60, **values)
+    other = Role.SUSPECT if role is Role.REFERENCE else Role.REFERENCE
+    decision = run.plan(after=5)
+    assert condition(run, names.RUNNING) == ("True", "Stopping")
+    assert decision.requeue_s is not None
+    run.exit(other, 40 if other is Role.REFERENCE else 42, told("stopped"))
+    assert run.plan(after=5).status.attempts[-1].ended_at is None
+    run.exit(role, 40 if role is Role.REFERENCE else 42, told("stopped"))
+    last = run.plan(after=1).status.attempts[-1]
+    assert (last.reason, last.infrastructure) in (("completed", False), ("stopped", False))
+
+
+def test_a_pod_that_outlives_its_grace_is_gone() -> None:
+    run = started()
+    run.change(Role.SUSPECT, leaves_at=run.now + 60, disrupted="EvictionByEvictionAPI")
+    run.exit(Role.REFERENCE, 42, told("dead_peer"))
+    assert run.plan(after=50).status.attempts[-1].ended_at is None
+    assert run.plan(after=30).status.attempts[-1].reason == "evicted"
+
+
+@pytest.mark.parametrize("closing", ["completed", "stopped"])
+@pytest.mark.parametrize(("phase", "reason"), [("Failed", "Evicted"), ("Failed", "NodeLost")])
+def test_an_attempt_whose_regular_end_is_stored_has_ended_so_whatever_became_of_its_pods(
+    phase: str, reason: str, closing: str
+) -> None:
+    run = started()
+    run.stored(1, live=Live(attempt=1, step=9, closing=closing))
+    for role in Role:
+        run.change(role, phase=phase, reason=reason)
+    decision = run.plan(after=1)
+    assert (decision.status.attempts[-1].reason, decision.status.attempts[-1].infrastructure) == (closing, False)
+    assert "Judge" in kinds(decision)
+
+
+@pytest.mark.parametrize(
+    "live", [Live(attempt=1, closing="dead_peer"), Live(attempt=1), Live(attempt=0, closing="completed")]
+)
+def test_an_end_that_is_not_regular_or_of_another_attempt_changes_nothing(live: Live) -> None:
+    run = started()
+    run.stored(1, live=live)
+    for role in Role:
+        run.change(role, phase="Failed", reason="Evicted")
+    assert run.plan(after=1).status.attempts[-1].reason == "evicted"
+
+
+def test_while_postgresql_is_away_the_reference_may_wait_for_it_and_then_has_its_grace() -> None:
+    run = started()
+    run.exit(Role.SUSPECT, 42, told("stopped"))
+    away, there = Facts(reachable=False, error="away"), run.facts
+    run.facts = away
+    assert run.plan(after=300).status.attempts[-1].ended_at is None
+    run.facts = there
+    assert run.plan(after=1).status.attempts[-1].ended_at is None
+    assert run.plan(after=60).status.attempts[-1].ended_at is None
+    assert run.plan(after=60).status.attempts[-1].ended_at is not None
+
+
+def test_the_reference_does_not_wait_for_postgresql_for_ever() -> None:
+    run = started()
+    run.exit(Role.SUSPECT, 42, told("stopped"))
+    run.facts = Facts(reachable=False, error="away")
+    assert run.plan(after=600).status.attempts[-1].ended_at is None
+    assert run.plan(after=200).status.attempts[-1].ended_at is not None
+
+
+def test_the_images_that_the_nodes_told_are_kept_after_the_pods_are_gone() -> None:
+    run = started()
+    for role in Role:
+        run.change(role, image_id="repo@sha256:1")
+    run.plan(after=1)
+    run.pods = []
+    status = run.plan(after=1).status
+    assert (status.attempts[-1].suspect.image, status.attempts[-1].reference.image) == ("repo@sha256:1",) * 2
+
+
+def test_images_that_differ_count_even_when_both_sides_have_ended_well() -> None:
+    run = started()
+    run.exit(Role.REFERENCE, 40)
+    run.exit(Role.SUSPECT, 40)
+    for role in Role:
+        run.change(role, image_id=f"repo@sha256:{role}")
+    assert run.plan(after=1).status.attempts[-1].reason == "parity:image_digest"

@@ -72,7 +72,7 @@ def test_consumers_see_a_failure_and_its_kind(verdict: str) -> None:
     assert condition(run, names.SUCCEEDED) == ("False", verdict.capitalize())
 
 
-def test_the_verdict_is_postgres_word_and_never_an_exit_code() -> None:
+def test_situations_1_24_and_28_the_verdict_is_postgres_word_and_never_an_exit_code() -> None:
     """Exit codes prove nothing by themselves: 40 on both sides, and the records say inconclusive."""
     run = started()
     for role in Role:

@@ -113,7 +113,7 @@ def test_the_suspect_has_no_database_and_each_side_only_its_own_keys() -> None:
     }  # fmt: skip
 
 
-def test_tolerations_name_their_keys_and_noexecute_has_no_time_limit() -> None:
+def test_situation_30_tolerations_name_their_keys_and_noexecute_has_no_time_limit() -> None:
     for role in Role:
         tolerations = pod(role)["tolerations"]
         assert all(t.get("key") for t in tolerations)

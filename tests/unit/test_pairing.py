@@ -239,7 +239,7 @@ def test_impossible_tp_is_final() -> None:
     assert (found.reason, found.final) == ("ImpossibleTP", True)
 
 
-def test_a_null_pair_takes_two_healthy_nodes_and_a_swap_another_reference() -> None:
+def test_situations_4_and_8_a_null_pair_takes_two_healthy_nodes_and_a_swap_another_reference() -> None:
     sick, one, two = node("sick", cordoned=True), node("one"), node("two")
     found = pair(world(sick, one, two), kind="null")
     assert {found.suspect.name, found.reference.name} == {"one", "two"}

@@ -79,6 +79,28 @@ def test_failing_any_one_control_is_never_a_match(clean: RunRecords) -> None:
         assert verdict is (Verdict.MISMATCH if selfish else Verdict.INCONCLUSIVE), (row.name, row.role, row.subject)
 
 
+@pytest.mark.parametrize(
+    ("images", "reason"),
+    [
+        (None, "completed"),
+        ({"reference": "sha256:1", "suspect": "sha256:1"}, "completed"),
+        ({"reference": "sha256:1", "suspect": "sha256:2"}, "parity:image_digest"),
+        ({"reference": "sha256:1"}, "parity_missing:image_digest"),
+        ({"suspect": "sha256:1", "reference": ""}, "parity_missing:image_digest"),
+        ({}, "parity_missing:image_digest"),
+    ],
+)
+def test_in_a_cluster_both_pods_must_have_run_one_image(
+    clean: RunRecords, images: dict[str, str] | None, reason: str
+) -> None:
+    """Outside a cluster (None) there is no image, and the digest of the installed files alone counts."""
+    changed = copy(clean)
+    changed.attempts = [replace(a, images=images) for a in clean.attempts]
+    decision = decide(changed)
+    assert decision.reason == reason
+    assert (decision.verdict is Verdict.MATCH) == (reason == "completed")
+
+
 def test_too_few_repeats_are_no_self_replay(clean: RunRecords) -> None:
     for name in (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END):
         short = [replace(c, repeats=1) if c.name is name else c for c in clean.controls]

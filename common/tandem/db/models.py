@@ -102,6 +102,8 @@ class Attempt(Base):
     suspect_host: Mapped[str] = mapped_column(server_default=_EMPTY)
     devices: Mapped[int] = mapped_column(Integer, server_default=sql("1"))
     """Devices of the suspect: seconds of a step times this are its device-seconds."""
+    images: Mapped[dict[str, Any] | None]
+    """Role -> digest of the image that its pod ran; NULL outside a cluster."""
 
 
 class Step(Base):

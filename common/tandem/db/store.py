@@ -100,6 +100,7 @@ def finish_attempt(
     ended_at: float,
     fingerprint: str | None = None,
     parity: Mapping[str, str] | None = None,
+    images: Mapping[str, str] | None = None,
     fence: Fence | None = None,
 ) -> bool:
     """Close an attempt that runs.
@@ -115,6 +116,8 @@ def finish_attempt(
         values["fingerprint"] = fingerprint
     if parity is not None:
         values["parity"] = dict(parity)
+    if images is not None:
+        values["images"] = dict(images)
     with _transaction(engine, f"attempt {attempt} of run {run_id} could not be closed", fence) as conn:
         found = conn.execute(
             update(Attempt)

@@ -48,6 +48,7 @@ class Chosen(_Model):
     node: str = Field(description="Its name.")
     reason: str = Field("", description="Why this one.")
     boot_id: str = Field("", description="The boot that the attempt runs in.")
+    image: str = Field("", description="Digest of the image that its pod ran, as the node says.")
 
 
 class AttemptStatus(_Model):

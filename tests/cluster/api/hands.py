@@ -32,6 +32,7 @@ from tandem_controller.controller import Controller
 from tandem_controller.metrics import Metrics
 from tandem_controller.settings import Settings
 
+IMAGE = "i@sha256:1"
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 INFO = {
     "kernelVersion": "6.1", "containerRuntimeVersion": "containerd://2", "architecture": "amd64", "bootID": "b",
@@ -181,7 +182,16 @@ class Hands:
         """Both pods run."""
         self.make_pods(attempt, name)
         for role in Role:
-            self.set_pod(role, _container({"running": {"startedAt": timestamp(time.time())}}, "Running"), attempt, name)
+            self.run(role, attempt, name)
+
+    def run(self, role: Role, attempt: int = 1, name: str = "check", image: str = IMAGE) -> None:
+        """A side's pod runs."""
+        running = {"running": {"startedAt": timestamp(time.time())}}
+        self.set_pod(role, _container(running, "Running", image), attempt, name)
+
+    def ask_to_stop(self, role: Role, attempt: int = 1, name: str = "check") -> None:
+        """Delete a side's pod, as a drain does: it stays until its kubelet says that it has ended."""
+        self.kube.delete(PODS.path(self.namespace, self.pod(role, attempt, name)), grace_s=60)
 
     def exit(self, role: Role, code: int, message: str = "", attempt: int = 1, name: str = "check") -> None:
         """A side's container ends."""
@@ -212,9 +222,9 @@ class Hands:
             self.exit(role, 41 if rows else 40, name=name)
 
 
-def _container(state: Object, phase: str) -> Object:
+def _container(state: Object, phase: str, image: str = IMAGE) -> Object:
     container = {
-        "name": "worker", "image": "i", "imageID": "i@sha256:1", "ready": False, "restartCount": 0, "state": state,
+        "name": "worker", "image": "i", "imageID": image, "ready": False, "restartCount": 0, "state": state,
     }  # fmt: skip
     return {"phase": phase, "containerStatuses": [container]}
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from cluster.api.hands import Hands, forever, leading
+from cluster.api.hands import IMAGE, Hands, forever, leading
 from cluster.handle import ApiServer, until
 from tandem.db import queries
 from tandem.db.engine import connect, parse
@@ -58,9 +58,37 @@ def test_a_quarantined_node_gets_its_partner_and_its_verdict(
     engine.dispose()
     assert (records.run.verdict, records.run.suspect_node) == (verdict, f"sick-{pair.namespace}")
     assert records.attempts[0].state == "closed"
+    assert records.attempts[0].images == {"reference": IMAGE, "suspect": IMAGE}
     with engine.connect() as conn:
         assert conn.scalar(text("SELECT count(*) FROM node_rollups")) > 0  # type: ignore[operator]
     engine.dispose()
+
+
+def test_nodes_that_run_different_images_under_one_name_never_match(pair: Hands, tmp_path: Path) -> None:
+    """Whatever the workers' records say: all of them are there, and every check of theirs held."""
+    with leading(pair, factsSeconds=60):
+        pair.create()
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+        until("the attempt's row", lambda: pair.deliver(tmp_path))
+        pair.run(Role.SUSPECT, image="i@sha256:2")
+        pair.wait_for(names.FINISHED, "True", "Inconclusive")
+        assert pair.status().reason == "parity:image_digest"
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_a_pod_that_is_asked_to_stop_drains_and_what_was_compared_counts(
+    pair: Hands, tmp_path: Path, role: Role
+) -> None:
+    with leading(pair):
+        pair.create()
+        pair.start()
+        pair.wait_for(names.RUNNING, "True", "Running")
+        pair.ask_to_stop(role)
+        pair.wait_for(names.RUNNING, "True", "Stopping")
+        pair.finish(tmp_path)
+        pair.wait_for(names.FINISHED, "True", "Match")
+        assert len(pair.status().attempts) == 1
 
 
 def test_each_pod_gets_only_its_own_keys_and_they_are_made_once(pair: Hands) -> None:

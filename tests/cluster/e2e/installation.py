@@ -13,54 +13,71 @@ import pytest
 
 from cluster.handle import BareCluster, until
 from cluster.images import build_image
+from cluster.outside import Outside
 from tandem.pairrun import names
 from tandem.pairrun.status import PairRunStatus, read_status
 from tandem.vocabulary import Role
 
 CHART = Path(__file__).resolve().parents[3] / "deploy" / "helm" / "tandem"
 NAMESPACE = "tandem"
-SUSPECT, REFERENCE = "node-2", "node-1"
 CACHE = "/var/log/tandem-compiled"
 """A folder that each node has for itself: programs are compiled once per node, not once per pod."""
 VERDICT_S = 420.0
 """How long a whole run may take on two cores, its programs not yet compiled."""
 VALUES: dict[str, Any] = {
-    "image": {"pullPolicy": "Never"},
-    "controller": {
-        "image": {"repository": "localhost/tandem-controller", "tag": "test"}, "pairingSeconds": 2, "factsSeconds": 1,
-        "progressSeconds": 2, "leaseSeconds": 5,
-    },
-    "worker": {
-        "image": {"repository": "localhost/tandem-worker", "tag": "test"}, "terminationGraceSeconds": 30,
-        "allowedHostPaths": [CACHE],
-    },
-    "database": {"trial": {"image": "localhost/postgres:test", "persistence": {"size": "1Gi"}}},
+    "controller": {"pairingSeconds": 2, "factsSeconds": 1, "progressSeconds": 2, "leaseSeconds": 5},
+    "worker": {"terminationGraceSeconds": 30, "allowedHostPaths": [CACHE]},
+    "database": {"trial": {"persistence": {"size": "1Gi"}}},
 }  # fmt: skip
+OURS: dict[str, Any] = {
+    "image": {"pullPolicy": "Never"},
+    "controller": {"image": {"repository": "localhost/tandem-controller", "tag": "test"}},
+    "worker": {"image": {"repository": "localhost/tandem-worker", "tag": "test"}},
+    "database": {"trial": {"image": "localhost/postgres:test"}},
+}
+"""Images that are loaded into nodes of ours; no registry is asked."""
+
+
+COMPILED: dict[str, Any] = {
+    "env": [
+        {"name": "JAX_COMPILATION_CACHE_DIR", "value": "/compiled"},
+        {"name": "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "value": "0"},
+        {"name": "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "value": "-1"},
+        {"name": "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "value": "none"},
+    ],
+    "volumes": [{"name": "compiled", "mountPath": "/compiled", "hostPath": CACHE, "readOnly": False}],
+}
+"""Of a pod's template: programs are compiled once per node."""
 
 
 class Tandem:
     """The installation."""
 
-    def __init__(self, cluster: BareCluster, folder: Path) -> None:
+    def __init__(self, cluster: BareCluster | Outside, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         self.values = folder / "values.json"
+        self.reference, self.suspect = cluster.nodes
 
     # -- installing --------------------------------------------------------------------------------
 
-    def images(self) -> None:
-        """Build Tandem's images and load them into both nodes."""
+    def _images(self) -> dict[str, Any]:
+        """See to it that both nodes have, or find, Tandem's images: chart values that name them."""
+        if isinstance(self.cluster, Outside):
+            return self.cluster.images()
         self.cluster.load(
             build_image("controller", "localhost/tandem-controller:test"),
             build_image("worker", "localhost/tandem-worker:test"),
             build_image("postgres", "localhost/postgres:test", dockerfile=Path("tests/cluster/postgres.Dockerfile")),
         )
+        return OURS
 
-    def install(self, **values: Any) -> None:
-        """``helm install``, with a disk for PostgreSQL: the cluster has none to give."""
-        self.values.write_text(json.dumps(VALUES | values))
-        for node in self.cluster.nodes:
-            self.cluster.enter(node, "install", "-d", "-m", "0777", CACHE, "/var/log/tandem-database")
-        self.cluster.apply(_disk())
+    def install(self) -> None:
+        """``helm install``. Our own nodes have a disk for PostgreSQL and keep compiled programs; others bring one."""
+        self.values.write_text(json.dumps(merged(VALUES, self._images())))
+        if isinstance(self.cluster, BareCluster):
+            for node in self.cluster.nodes:
+                self.cluster.enter(node, "install", "-d", "-m", "0777", CACHE, "/var/log/tandem-database")
+            self.cluster.apply(_disk(self.reference))
         arguments = [
             "--namespace",
             NAMESPACE,
@@ -79,8 +96,9 @@ class Tandem:
     # -- nodes -------------------------------------------------------------------------------------
 
     @contextmanager
-    def quarantined(self, node: str = SUSPECT) -> Iterator[None]:
-        """A node that is cordoned and tainted, as a health checker leaves it."""
+    def quarantined(self) -> Iterator[None]:
+        """The suspect's node is cordoned and tainted, as a health checker leaves it."""
+        node = self.suspect
         self.cluster.kubectl("cordon", node)
         self.cluster.kubectl("taint", "node", node, "aiinfra/gpu-healthcheck=failed:NoSchedule", "--overwrite")
         try:
@@ -93,15 +111,7 @@ class Tandem:
 
     def create(self, name: str, **spec: Any) -> None:
         """A PairRun on the CPUs, with the nodes' compiled programs."""
-        template = {
-            "env": [
-                {"name": "JAX_COMPILATION_CACHE_DIR", "value": "/compiled"},
-                {"name": "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "value": "0"},
-                {"name": "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "value": "-1"},
-                {"name": "JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "value": "none"},
-            ],
-            "volumes": [{"name": "compiled", "mountPath": "/compiled", "hostPath": CACHE, "readOnly": False}],
-        }
+        template = COMPILED if isinstance(self.cluster, BareCluster) else {}
         resources = {"device": "cpu", "cpu": "100m", "memory": "3Gi"}
         asked = spec.pop("workload", {})
         # Three steps, unless a time is given: then only that ends the run.
@@ -186,9 +196,15 @@ class Tandem:
         return found
 
 
-def _disk() -> dict[str, Any]:
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Both, the other's values first; mappings are merged."""
+    both = {k: merged(v, other[k]) if isinstance(v, dict) and k in other else other.get(k, v) for k, v in one.items()}
+    return both | {k: v for k, v in other.items() if k not in one}
+
+
+def _disk(node: str) -> dict[str, Any]:
     """A PersistentVolume for the trial database; both nodes share the machine's disk, and PostgreSQL stays on one."""
-    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [REFERENCE]}]}
+    term = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "In", "values": [node]}]}
     return {
         "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"tandem-test-{os.urandom(3).hex()}"},
         "spec": {

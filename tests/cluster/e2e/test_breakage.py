@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from cluster.e2e.installation import CHART, NAMESPACE, REFERENCE, SUSPECT, Tandem
-from cluster.handle import until
+from cluster.e2e.installation import CHART, NAMESPACE, Tandem
+from cluster.handle import BareCluster, until
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 
@@ -41,13 +41,15 @@ def test_a_pod_that_is_deleted_ends_the_pair_cleanly_and_what_was_compared_count
 
 @pytest.mark.parametrize("role", list(Role))
 def test_situations_18_and_19_a_worker_that_is_killed_costs_an_attempt_and_no_verdict(
-    tandem: Tandem, role: Role
+    tandem: Tandem, machines: BareCluster, role: Role
 ) -> None:
     name = f"killed-{role}"
     with tandem.quarantined():
         tandem.create(name, workload=LONG)
         tandem.stepping(name)
-        tandem.cluster.enter(SUSPECT if role is Role.SUSPECT else REFERENCE, "pkill", "-9", "-f", "tandem_worker pod")
+        machines.enter(
+            tandem.suspect if role is Role.SUSPECT else tandem.reference, "pkill", "-9", "-f", "tandem_worker pod"
+        )
         status = tandem.verdict(name)
     assert status.verdict == "match", status
     assert len(status.attempts) == 2
@@ -70,12 +72,12 @@ def test_a_controller_that_is_killed_is_replaced_and_the_pair_goes_on(tandem: Ta
     tandem.delete("headless")
 
 
-def test_situations_11_and_12_a_restart_of_the_api_server_costs_nothing(tandem: Tandem) -> None:
+def test_situations_11_and_12_a_restart_of_the_api_server_costs_nothing(tandem: Tandem, machines: BareCluster) -> None:
     with tandem.quarantined():
         tandem.create("deaf", workload=LONG)
         tandem.stepping("deaf")
-        tandem.cluster.stop("kube-apiserver")
-        tandem.cluster.start("kube-apiserver")
+        machines.stop("kube-apiserver")
+        machines.start("kube-apiserver")
         status = tandem.verdict("deaf")
     assert (status.verdict, len(status.attempts)) == ("match", 1), status
     tandem.delete("deaf")
@@ -100,41 +102,45 @@ def test_situation_14_postgresql_gone_for_a_minute_holds_the_verdict_back_and_lo
     tandem.delete("dry")
 
 
-def test_a_node_whose_kubelet_dies_mid_run_ends_by_what_the_workers_say(tandem: Tandem) -> None:
+def test_a_node_whose_kubelet_dies_mid_run_ends_by_what_the_workers_say(tandem: Tandem, machines: BareCluster) -> None:
     """NotReady alone stops nobody: the containers live, and the records decide."""
     with tandem.quarantined():
         tandem.create("notready", workload=LONG)
         tandem.stepping("notready")
-        tandem.cluster.stop(f"kubelet@{SUSPECT}")
+        machines.stop(f"kubelet@{tandem.suspect}")
         try:
             status = tandem.verdict("notready")
         finally:
-            tandem.cluster.start(f"kubelet@{SUSPECT}")
-            until("the node", lambda: tandem.cluster.node_is_ready(SUSPECT), 120)
+            machines.start(f"kubelet@{tandem.suspect}")
+            until("the node", lambda: machines.node_is_ready(tandem.suspect), 120)
     assert status.verdict == "match", status
     tandem.delete("notready")
 
 
-def test_a_node_without_power_ends_the_attempt_as_infrastructure(tandem: Tandem) -> None:
+def test_a_node_without_power_ends_the_attempt_as_infrastructure(tandem: Tandem, machines: BareCluster) -> None:
     with tandem.quarantined():
         tandem.create("dark", workload={"durationSeconds": 120, "peerTimeoutSeconds": 5}, retry={"maxAttempts": 1})
         tandem.stepping("dark")
-        tandem.cluster.stop(SUSPECT)
+        machines.stop(tandem.suspect)
         try:
             status = tandem.verdict("dark")
         finally:
-            tandem.cluster.start(SUSPECT)
-            until("the node", lambda: tandem.cluster.node_is_ready(SUSPECT), 120)
+            machines.start(tandem.suspect)
+            until("the node", lambda: machines.node_is_ready(tandem.suspect), 120)
     assert status.verdict == "inconclusive"
     assert status.reason in ("node_lost", "dead_peer", "half_open_link", "evicted_by_taint", "pod_deleted"), status
     tandem.delete("dark")
 
 
-def test_situation_18_a_suspect_stuck_terminating_does_not_hold_the_next_attempt(tandem: Tandem) -> None:
+def test_situation_18_a_suspect_stuck_terminating_does_not_hold_the_next_attempt(
+    tandem: Tandem, machines: BareCluster
+) -> None:
+    """Its worker hangs, so that nothing drains; its pod's object stays after the container is gone."""
     with tandem.quarantined():
         tandem.create("stuck", workload=LONG)
         tandem.stepping("stuck")
         pod = tandem.pod("stuck", Role.SUSPECT)
+        machines.enter(tandem.suspect, "pkill", "-STOP", "-f", "tandem_worker pod")
         patch = json.dumps({"metadata": {"finalizers": ["test.tandem.dev/stuck"]}})
         tandem.cluster.kubectl("patch", "pod", pod, "--namespace", NAMESPACE, "--type=merge", "-p", patch)
         tandem.cluster.kubectl("delete", "pod", pod, "--namespace", NAMESPACE, "--wait=false", "--grace-period=1")
@@ -169,7 +175,10 @@ def test_a_pairrun_deleted_mid_run_leaves_no_object_and_a_closed_run(tandem: Tan
                 "--json",
             ]
             shown = json.loads(tandem.cluster.kubectl(*words))
-            return (shown["verdict"], shown["reason"]) == ("inconclusive", "pairrun_deleted")
+            # Its pods were asked to stop: a pair that drained before its network went has a regular end.
+            found = (shown["verdict"], shown["reason"])
+            assert found in (("inconclusive", "pairrun_deleted"), ("match", "completed")), shown["sentence"]
+            return True
 
         until("the closed run", closed, 150)
 

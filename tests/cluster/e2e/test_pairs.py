@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from cluster.e2e.installation import NAMESPACE, REFERENCE, SUSPECT, Tandem
+from cluster.e2e.installation import NAMESPACE, Tandem
 from cluster.handle import until
 from tandem.pairrun import names
 from tandem.vocabulary import Role
@@ -22,11 +22,11 @@ def test_a_quarantined_node_gets_its_partner_without_anyone_naming_one_and_match
     assert (status.verdict, status.reason) == ("match", "completed"), status.message
     assert status.suspect is not None
     assert status.reference is not None
-    assert (status.suspect.node, status.reference.node) == (SUSPECT, REFERENCE)
+    assert (status.suspect.node, status.reference.node) == (tandem.suspect, tandem.reference)
     assert "cordoned" in status.suspect.reason
     assert status.holds(names.SUCCEEDED)
     shown = tandem.show("match")
-    assert (shown["verdict"], shown["steps_compared"], shown["suspect_node"]) == ("match", 3, SUSPECT)
+    assert (shown["verdict"], shown["steps_compared"], shown["suspect_node"]) == ("match", 3, tandem.suspect)
     assert shown["synthetic"] is False
     tandem.delete("match")
 
@@ -70,17 +70,21 @@ def test_the_suspect_reaches_its_partners_port_and_dns_and_nothing_else(tandem: 
             return str(found["status"]["podIP"] if kind == "pod" else found["spec"]["clusterIP"])
 
         controller = cluster.get("pods", "--namespace", NAMESPACE, "-l", "app.kubernetes.io/component=controller")
-        service = tandem.get("walled")["metadata"]["uid"]
+        uid = tandem.get("walled")["metadata"]["uid"]
+        kubernetes = cluster.get("service", "kubernetes", "--namespace", "default")["spec"]["clusterIP"]
+        slices = cluster.get("endpointslices", "--namespace", "default", "-l", "kubernetes.io/service-name=kubernetes")
+        server = slices["items"][0]
+        node = cluster.get("node", tandem.reference)["status"]["addresses"]
         targets = {
-            "name": f"reference.{names.child_name('walled', service, 1)}.{NAMESPACE}.svc",
+            "name": f"reference.{names.child_name('walled', uid, 1)}.{NAMESPACE}.svc",
             "partner": [address("pod", pods[Role.REFERENCE]), names.LINK_PORT],
             "partner's other port": [address("pod", pods[Role.REFERENCE]), 22],
             "postgresql": [address("pod", "tandem-postgres-0"), 5432],
             "postgresql's service": [address("service", "tandem-postgres"), 5432],
-            "api server": ["10.96.0.1", 443],
-            "api server's address": ["10.200.0.1", 6443],
+            "api server": [kubernetes, 443],
+            "api server's address": [server["endpoints"][0]["addresses"][0], server["ports"][0]["port"]],
             "another pod": [controller["items"][0]["status"]["podIP"], 8081],
-            "a kubelet": ["10.200.0.11", 10250],
+            "a kubelet": [next(a["address"] for a in node if a["type"] == "InternalIP"), 10250],
         }
         words = [
             "exec",
@@ -110,9 +114,12 @@ def test_the_suspect_reaches_its_partners_port_and_dns_and_nothing_else(tandem: 
 
 def test_situation_21_an_image_that_is_missing_is_named_and_both_sides_are_removed(tandem: Tandem) -> None:
     with tandem.quarantined():
-        tandem.create("no-image", template={"image": "localhost/nothing:1"}, retry={"maxAttempts": 1})
+        tandem.create(
+            "no-image", template={"image": "localhost/nothing:1"}, retry={"maxAttempts": 1}, startDeadlineSeconds=60
+        )
         status = tandem.verdict("no-image")
-    assert (status.verdict, status.reason) == ("inconclusive", "image_absent"), status
+    assert status.verdict == "inconclusive"
+    assert status.reason in ("image_absent", "image_pull"), status  # as the nodes are told to pull or not
     assert status.attempts[0].infrastructure
     tandem.delete("no-image")
 
@@ -129,15 +136,15 @@ def test_situation_23_a_node_that_is_too_small_is_told_before_any_pod_is_made(ta
 def test_situation_5_no_like_node_waits_and_goes_on_once_there_is_one(tandem: Tandem) -> None:
     label = "node.kubernetes.io/instance-type"
     with tandem.quarantined():
-        tandem.cluster.kubectl("label", "node", SUSPECT, f"{label}=other")
+        tandem.cluster.kubectl("label", "node", tandem.suspect, f"{label}=other")
         try:
             tandem.create("alone")
             message = tandem.wait_for("alone", names.PAIRED, "False", "NoReference")
             assert label in message
             [passed] = [p for p in tandem.status("alone").passed_over if p.role == "reference"]
-            assert (passed.node, passed.reason) == (REFERENCE, "Unlike")
+            assert (passed.node, passed.reason) == (tandem.reference, "Unlike")
         finally:
-            tandem.cluster.kubectl("label", "node", SUSPECT, f"{label}-")
+            tandem.cluster.kubectl("label", "node", tandem.suspect, f"{label}-")
         tandem.wait_for("alone", names.PAIRED, "True")
     tandem.delete("alone")
 
@@ -168,11 +175,11 @@ def test_a_volume_that_does_not_exist_and_a_path_that_is_not_allowed_are_told(ta
 
 def test_a_worker_that_cannot_use_its_inputs_says_so_and_is_not_tried_again(tandem: Tandem) -> None:
     with tandem.quarantined():
-        tandem.create("no-weights", workload={"weights": "/compiled/nothing"})
+        tandem.create("no-weights", workload={"weights": "/tmp/nothing"})
         status = tandem.verdict("no-weights")
     assert status.verdict == "inconclusive"
     assert len(status.attempts) == 1
-    assert "/compiled/nothing" in status.attempts[0].message
+    assert "/tmp/nothing" in status.attempts[0].message
     tandem.delete("no-weights")
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.handle import BareCluster, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("cluster")]
+pytestmark = [pytest.mark.slow, pytest.mark.needs("machines")]
 
 SERVE = ["sh", "-c", "mkdir /tmp/w; hostname > /tmp/w/index.html; exec httpd -f -p 8080 -h /tmp/w"]
 WAIT = ["sleep", "86400"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from tandem.vocabulary import REGULAR_ENDS
+
 
 def printable(text: str, limit: int = 200) -> str:
     """For a log or terminal: one line, no control characters, at most ``limit`` long."""
@@ -13,4 +15,4 @@ def printable(text: str, limit: int = 200) -> str:
 def peer_reason(reason: str) -> str:
     """A peer's reason for leaving as a stable name; what is none, or claims a regular end, is ``peer_left``."""
     named = re.fullmatch(r"[a-z][a-z0-9_]{0,60}(:[A-Za-z0-9_.,;\[\] -]{1,80})?", reason)
-    return reason if named and reason not in ("completed", "stopped") else "peer_left"
+    return reason if named and reason not in REGULAR_ENDS else "peer_left"
