@@ -228,13 +228,16 @@ def _metric(port: int, name: str) -> float:
 
 def _requests(server: Any, seconds: float) -> float:
     """Requests a second that the API server counts, of the verbs and kinds that a controller at rest might send."""
-    before = _counted(server)
+    before = counted(server)
     time.sleep(seconds)
-    return (_counted(server) - before) / seconds
+    return (counted(server) - before) / seconds
 
 
-def _counted(server: Any) -> float:
-    """Beyond leases and watches; the API server's own housekeeping and this bench's looks are left out by kind."""
+def counted(server: Any) -> float:
+    """Requests that an API server has counted, beyond leases and watches.
+
+    Its own housekeeping and the looks of whoever measures are left out by kind.
+    """
     kinds = "pairruns|jobs|pods|nodes|secrets|services|networkpolicies|events"
     total = 0.0
     for line in server.kubectl("get", "--raw", "/metrics").splitlines():

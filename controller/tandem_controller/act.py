@@ -54,7 +54,9 @@ class Actor:
                 self.parts.verdicts.store(_stored(seen, _attempt(status, number)))
                 self.parts.facts.refresh([seen.run_id])
             case observed.CloseAttempt(number, reason):
-                self.parts.verdicts.close(seen.run_id, number, reason, _images(_attempt(status, number)))
+                self.parts.verdicts.close(seen.run_id, number, reason, _images(_attempt(status, number)) or None)
+            case observed.StoreImages(number):
+                self.parts.verdicts.images(seen.run_id, number, _images(_attempt(status, number)))
             case observed.Judge():
                 self.parts.verdicts.judge(seen.run_id)
                 self.parts.facts.refresh([seen.run_id])
@@ -184,7 +186,7 @@ def _stored(seen: Observed, told: AttemptStatus) -> Stored:
     return Stored(
         run_id=seen.run_id, number=told.number, pairrun=seen.name, uid=seen.uid,
         run=seen.spec.run.model_copy(update={"tp": told.devices}), reference=told.reference.node,
-        suspect=told.suspect.node, devices=told.devices,
+        suspect=told.suspect.node, devices=told.devices, images=_images(told),
     )  # fmt: skip
 
 

@@ -198,6 +198,13 @@ class RemoveChildren(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class StoreImages(Action):
+    """Write down which image each side's pod runs: nobody can ask once the PairRun is deleted."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class CloseAttempt(Action):
     """Close an attempt in PostgreSQL."""
 

@@ -247,6 +247,8 @@ def _with_images(d: Draft, attempt: AttemptStatus, pods: Sequence[Pod]) -> Attem
     attempt = attempt.model_copy(update=new)
     d.replace_last(attempt)
     d.set(suspect=attempt.suspect, reference=attempt.reference)
+    if d.o.facts.reachable:
+        d.do(observed.StoreImages(attempt.number))
     return attempt
 
 

@@ -34,6 +34,8 @@ class Stored:
     reference: str
     suspect: str
     devices: int
+    images: Mapping[str, str]
+    """Role -> digest of the image that its pod runs, as far as it is known."""
 
 
 class Verdicts:
@@ -64,7 +66,7 @@ class Verdicts:
             self.engine,
             AttemptRow(
                 run_id=a.run_id, attempt=a.number, state=AttemptState.RUNNING, started_at=now,
-                reference_host=a.reference, suspect_host=a.suspect, devices=a.devices, images={},
+                reference_host=a.reference, suspect_host=a.suspect, devices=a.devices, images=dict(a.images),
             ),
             exists_ok=True, fence=self.fence,
         )  # fmt: skip
@@ -82,6 +84,14 @@ class Verdicts:
             DatabaseError: the database failed, or a newer leader has written (`Fenced`).
         """
         recovery.close_attempt(self.engine, run_id, number, reason, images=images, fence=self.fence)
+
+    def images(self, run_id: UUID, number: int, images: Mapping[str, str]) -> None:
+        """Write down which image each side's pod runs: role -> digest.
+
+        Raises:
+            DatabaseError: the database failed, or a newer leader has written (`Fenced`).
+        """
+        store.set_images(self.engine, run_id, number, images, self.fence)
 
     def judge(self, run_id: UUID) -> None:
         """Give a run its verdict, a pure function of what is stored.

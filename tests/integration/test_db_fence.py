@@ -47,6 +47,7 @@ def attempt_row(run_id: UUID, **values: Any) -> AttemptRow:
 WRITES: dict[str, Callable[[Engine, UUID, Fence], object]] = {
     "create_run": lambda e, r, f: store.create_run(e, run_row(new_id()), SUPERVISOR, fence=f),
     "start_attempt": lambda e, r, f: store.start_attempt(e, attempt_row(r, attempt=2), fence=f),
+    "set_images": lambda e, r, f: store.set_images(e, r, 1, {"suspect": "sha256:1"}, fence=f),
     "finish_attempt": lambda e, r, f: store.finish_attempt(
         e, r, 1, state=AttemptState.CLOSED, reason="completed", ended_at=1.0, fence=f
     ),
@@ -61,7 +62,8 @@ def test_once_a_newer_leader_has_written_an_old_one_changes_nothing(engine: Engi
     run_id = make_run(engine)
     old, new = Fence(engine, "controller", 7), Fence(engine, "controller", 8)
     rows = (
-        "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM attempts), r.state, a.state FROM runs r, attempts a"
+        "SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM attempts), r.state, a.state, a.images "
+        "FROM runs r, attempts a"
     )
     old.claim()
     new.claim()

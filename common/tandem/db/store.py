@@ -90,6 +90,22 @@ def start_attempt(engine: Engine, row: AttemptRow, *, exists_ok: bool = False, f
                 raise DatabaseError(f"{what} exists already, on other hosts: make a new one") from None
 
 
+def set_images(
+    engine: Engine, run_id: UUID, attempt: int, images: Mapping[str, str], fence: Fence | None = None
+) -> None:
+    """Write down which image each side's pod runs, as its node says; an attempt that has ended keeps what it had.
+
+    Raises:
+        DatabaseError: the database failed; as `Fenced` if a newer leader has written.
+    """
+    with _transaction(engine, f"the images of attempt {attempt} of run {run_id} could not be stored", fence) as conn:
+        conn.execute(
+            update(Attempt)
+            .where(Attempt.run_id == run_id, Attempt.attempt == attempt, Attempt.state == AttemptState.RUNNING)
+            .values(images=dict(images))
+        )
+
+
 def finish_attempt(
     engine: Engine,
     run_id: UUID,

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
+from bench.rows.controller import counted
 from sqlalchemy import text
 
 from cluster.api.hands import IMAGE, Hands, forever, leading
@@ -207,6 +209,22 @@ def test_many_at_once_never_share_a_suspect_or_a_reference(hands: Hands) -> None
             if chosen is not None
         ]
         assert len(nodes) == len(set(nodes)) == 12
+
+
+def test_many_that_wait_for_a_partner_ask_the_api_server_little(hands: Hands, api_server: ApiServer) -> None:
+    """At rest: at most one request per run and minute, and one a second for all together."""
+    runs, seconds = 40, 16.0
+    for i in range(runs):
+        hands.node(f"sick-{i}", cordoned=True)
+    with leading(hands, pairingSeconds=15, factsSeconds=5, resyncSeconds=300, leaseSeconds=15):
+        for i in range(runs):
+            hands.create(f"run-{i}")
+        for i in range(runs):
+            hands.wait_for(names.PAIRED, "False", "NoReference", name=f"run-{i}")
+        before, begun = counted(api_server), time.monotonic()
+        forever(lambda: True, seconds)
+        asked = (counted(api_server) - before) / (time.monotonic() - begun)
+    assert asked <= runs / 60 + 1
 
 
 def test_a_pairrun_deleted_mid_run_leaves_a_closed_run_behind(pair: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
