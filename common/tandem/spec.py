@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import tomllib
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -152,8 +153,9 @@ def preset_names() -> list[str]:
     return sorted(names, key=lambda n: (load_preset(n).model.hidden * load_preset(n).model.layers, n))
 
 
+@cache
 def load_preset(name: str) -> Preset:
-    """Read a shipped preset.
+    """A shipped preset; read once.
 
     Raises:
         SpecError: no preset has that name.

@@ -12,7 +12,7 @@ import zmq
 
 from tandem.errors import TandemError
 from tandem.kube.client import Kube, Object
-from tandem.kube.errors import NotFound
+from tandem.kube.errors import Conflict, NotFound
 from tandem.kube.paths import EVENTS, JOBS, NETWORK_POLICIES, NODES, PAIRRUNS, SECRETS, SERVICES, Resource
 from tandem.pairing.nodes import node_from, tolerated_taints
 from tandem.pairrun import names
@@ -88,17 +88,25 @@ class Actor:
 
     def _keys(self, attempt: Attempt) -> None:
         """Both sides' link keys, made once: a second pair of keys would cut a running pair apart."""
-        where = {role: SECRETS.path(attempt.namespace, attempt.name(role)) for role in Role}
-        there = {role: self.kube.exists(where[role]) for role in Role}
-        if all(there.values()):
-            return
-        for role in Role:  # one alone is left of a try that was cut short: no pod has it yet
-            if there[role]:
-                self.kube.delete(where[role])
         pairs = {role: zmq.curve_keypair() for role in Role}
-        for role, peer in ((Role.REFERENCE, Role.SUSPECT), (Role.SUSPECT, Role.REFERENCE)):
-            body = manifests.link_secret(attempt, role, pairs[role], pairs[peer][0])
-            self.kube.create(SECRETS.path(attempt.namespace), body)
+        bodies = {
+            role: manifests.link_secret(attempt, role, pairs[role], pairs[peer][0])
+            for role, peer in ((Role.REFERENCE, Role.SUSPECT), (Role.SUSPECT, Role.REFERENCE))
+        }
+        first, second = Role
+        try:
+            self.kube.create(SECRETS.path(attempt.namespace), bodies[first])
+        except Conflict:
+            if self.kube.exists(SECRETS.path(attempt.namespace, attempt.name(second))):
+                return
+            # One alone is left of a try that was cut short: no pod has it yet.
+            self.kube.delete(SECRETS.path(attempt.namespace, attempt.name(first)))
+            self.kube.create(SECRETS.path(attempt.namespace), bodies[first])
+        try:
+            self.kube.create(SECRETS.path(attempt.namespace), bodies[second])
+        except Conflict:
+            self.kube.delete(SECRETS.path(attempt.namespace, attempt.name(second)))
+            self.kube.create(SECRETS.path(attempt.namespace), bodies[second])
 
     def _remove(self, seen: Observed, number: int) -> None:
         """Jobs with their pods, keys, Service. NetworkPolicies stay as long as a stuck pod may."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tandem.kube.client import Kube, Object
 from tandem.kube.informer import Informer, key_of, without_managed_fields
 from tandem.kube.paths import JOBS, NODES, PAIRRUNS, PODS
 from tandem.pairrun import names
-from tandem.pairrun.status import finished
+from tandem.pairrun.status import PairRunStatus, read_status
 from tandem_controller import parse
 from tandem_controller.settings import Settings
 
 Enqueue = Callable[[str], None]
+EVERY_RUN = "*"
+"""Key that stands for all live PairRuns: a queue holds it once, however many nodes changed."""
 MANAGED = f"app.kubernetes.io/managed-by={names.FIELD_MANAGER}"
 
 
@@ -29,6 +31,8 @@ class Caches:
         """By key: objects as this controller wrote them, until the watch has caught up."""
         self._keys: dict[str, str] = {}
         """UID -> key of a PairRun."""
+        self._statuses: dict[str, tuple[Any, PairRunStatus]] = {}
+        """UID -> version of a PairRun, and its status as that version has it."""
         self._children: dict[str, dict[str, set[str]]] = {"jobs": defaultdict(set), "pods": defaultdict(set)}
         common: dict[str, Any] = {"resync_s": float(settings.resync_seconds), "on_error": on_error}
         namespace = settings.namespace
@@ -60,6 +64,19 @@ class Caches:
         """All of them, each in its newest known version."""
         found = (self.pairrun(key_of(obj)) for obj in self._pairruns.list())
         return [obj for obj in found if obj is not None]
+
+    def status(self, obj: Mapping[str, Any]) -> PairRunStatus:
+        """The status of a PairRun, read once per version: every pairing looks at all of them."""
+        meta = obj["metadata"]
+        key, version = str(meta["uid"]), meta.get("resourceVersion")
+        with self._lock:
+            known = self._statuses.get(key)
+        if known is not None and known[0] == version:
+            return known[1]
+        status = read_status(obj.get("status"))
+        with self._lock:
+            self._statuses[key] = (version, status)
+        return status
 
     def nodes(self) -> Sequence[Object]:
         return self._nodes.list()
@@ -100,6 +117,7 @@ class Caches:
                 self._keys[now["metadata"]["uid"]] = key
             else:
                 self._keys = {uid: k for uid, k in self._keys.items() if k != key}
+                self._statuses = {uid: known for uid, known in self._statuses.items() if uid in self._keys}
         self._enqueue(key)
 
     def _child(self, kind: str, uid_of: Callable[[Object], str | None]) -> Callable[..., None]:
@@ -125,9 +143,7 @@ class Caches:
         """Heartbeats change nothing that a pairing or an attempt looks at; the rest may concern every run."""
         if before is not None and now is not None and _telling(before) == _telling(now):
             return
-        for obj in self._pairruns.list():
-            if not finished(obj):
-                self._enqueue(key_of(obj))
+        self._enqueue(EVERY_RUN)
 
 
 def _version(obj: Object) -> int:

@@ -6,17 +6,17 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from uuid import UUID
 
 from sqlalchemy import Engine
 
 from tandem.db.fence import Fence, Fenced
 from tandem.errors import TandemError
-from tandem.kube.client import Kube
+from tandem.kube.client import Kube, Object
 from tandem.kube.informer import key_of
 from tandem.pairing.policy import Policy
 from tandem.pairrun import names
-from tandem.pairrun.status import finished
-from tandem_controller.cache import Caches
+from tandem_controller.cache import EVERY_RUN, Caches
 from tandem_controller.facts import FactStore
 from tandem_controller.metrics import Metrics
 from tandem_controller.observed import Facts
@@ -74,7 +74,7 @@ class Controller:
         self._reconciler = Reconciler(self._parts)
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
-        metrics.observe(self.queue.__len__, self.caches.pairruns)
+        metrics.observe(self.queue.__len__, lambda: map(self.caches.status, self.caches.pairruns()))
 
     def start(self) -> None:
         """Follow the cluster, then work. Returns once the caches are filled.
@@ -89,7 +89,7 @@ class Controller:
             while not informer.wait_synced(0.5):
                 if time.monotonic() > deadline or self._stopping.is_set():
                     raise TandemError(f"{informer.path} could not be listed: {informer.error or 'no answer in time'}")
-        self.facts.refresh([])
+        self.facts.refresh(self._live())
         for index in range(self.settings.workers):
             self._spawn(self._work, f"worker-{index}")
         self._spawn(self._poll, "facts")
@@ -133,6 +133,11 @@ class Controller:
 
     def _one(self, key: str) -> None:
         """One reconcile; whatever goes wrong with one PairRun never stops the others."""
+        if key == EVERY_RUN:
+            for obj in self.caches.pairruns():
+                if not self.caches.status(obj).holds(names.FINISHED):
+                    self.queue.add(key_of(obj))
+            return
         try:
             with self.metrics.reconcile_seconds.time():
                 after = self._reconciler.reconcile(key)
@@ -152,11 +157,7 @@ class Controller:
         """Ask PostgreSQL about the live runs now and then; look again at those for which it matters."""
         last_error, swept = self.facts.error, 0.0
         while not self._stopping.wait(self.settings.facts_seconds):
-            live = {
-                names.run_id_of(obj["metadata"]["uid"], obj["metadata"]["creationTimestamp"]): obj
-                for obj in self.caches.pairruns()
-                if not finished(obj)
-            }
+            live = self._live()
             before = {run_id: self.facts.known(run_id) for run_id in live}
             changed = self.facts.refresh(live)
             error = self.facts.error
@@ -174,6 +175,14 @@ class Controller:
             if error is None and time.monotonic() - swept > SWEEP_S:
                 swept = time.monotonic()
                 self._sweep()
+
+    def _live(self) -> dict[UUID, Object]:
+        """Run id -> PairRun, of those that have not finished."""
+        return {
+            names.run_id_of(obj["metadata"]["uid"], obj["metadata"]["creationTimestamp"]): obj
+            for obj in self.caches.pairruns()
+            if not self.caches.status(obj).holds(names.FINISHED)
+        }
 
     def _sweep(self) -> None:
         """Runs whose PairRun was deleted: close them with what is stored."""

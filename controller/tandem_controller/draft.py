@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandem.pairrun.status import AttemptStatus, PairRunStatus, set_condition
-from tandem_controller.observed import Action, Decision, Observed
+from tandem_controller.observed import Action, Decision, Event, Observed
 
 
 @dataclass
@@ -35,7 +35,8 @@ class Draft:
 
     def decision(self) -> Decision:
         self.set(observed_generation=self.o.generation, run_id=str(self.o.run_id))
-        return Decision(self.status, tuple(self.actions), self.requeue)
+        actions = sorted(self.actions, key=lambda action: isinstance(action, Event))  # people can wait, pods cannot
+        return Decision(self.status, tuple(actions), self.requeue)
 
     @property
     def current(self) -> AttemptStatus | None:

@@ -10,9 +10,8 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tandem import __version__
-from tandem.kube.client import Object
 from tandem.pairrun import names
-from tandem.pairrun.status import PairRunStatus, read_status
+from tandem.pairrun.status import PairRunStatus
 
 STATES = ("waiting", "starting", "running", "suspended", "backoff", "match", "mismatch", "inconclusive")
 
@@ -42,19 +41,19 @@ class Metrics:
         info = Gauge("tandem_build_info", "Version of Tandem.", ["version"], registry=self.registry)
         info.labels(__version__).set(1)
 
-    def observe(self, depth: Callable[[], int], pairruns: Callable[[], Iterable[Object]]) -> None:
+    def observe(self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]]) -> None:
         """Read the queue's depth and the runs by state at each scrape."""
-        self.registry.register(_Scrape(depth, pairruns))
+        self.registry.register(_Scrape(depth, statuses))
 
 
 class _Scrape(Collector):
-    def __init__(self, depth: Callable[[], int], pairruns: Callable[[], Iterable[Object]]) -> None:
-        self._depth, self._pairruns = depth, pairruns
+    def __init__(self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]]) -> None:
+        self._depth, self._statuses = depth, statuses
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily("tandem_controller_queue_depth", "Keys that wait for a worker.", self._depth())
         runs = GaugeMetricFamily("tandem_controller_runs", "PairRuns by state.", labels=["state"])
-        tally = Tally(state_of(read_status(obj.get("status"))) for obj in self._pairruns())
+        tally = Tally(map(state_of, self._statuses()))
         for state in STATES:
             runs.add_metric([state], tally.get(state, 0))
         yield runs

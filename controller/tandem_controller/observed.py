@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -163,7 +164,7 @@ class Observed:
     def run_id(self) -> UUID:
         return names.run_id_of(self.uid, str(self.obj["metadata"]["creationTimestamp"]))
 
-    @property
+    @cached_property
     def status(self) -> PairRunStatus:
         return read_status(self.obj.get("status"))
 

@@ -120,7 +120,7 @@ class Reconciler:
         try:
             gathered = world.gather(
                 nodes, parts.caches.pairruns(), uid, spec, seen.status, parts.snapshot.usage,
-                parts.verdicts.compared_with,
+                parts.verdicts.compared_with, parts.caches.status,
             )  # fmt: skip
             missing = self._missing(seen, spec)
         except DatabaseError as failure:

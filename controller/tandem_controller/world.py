@@ -11,7 +11,7 @@ from typing import Any
 from tandem.kube.client import Kube
 from tandem.kube.paths import PODS
 from tandem.pairing.choose import World
-from tandem.pairing.claims import claims, served
+from tandem.pairing.claims import StatusOf, claims, served
 from tandem.pairing.nodes import Node, PodUse, node_from, pod_use_from
 from tandem.pairrun.spec import PairRunSpec
 from tandem.pairrun.status import PairRunStatus
@@ -75,6 +75,7 @@ def gather(
     status: PairRunStatus,
     usage: Callable[[], Mapping[str, list[PodUse]]],
     compared_with: Callable[[], Mapping[str, frozenset[str]]],
+    status_of: StatusOf,
 ) -> World:
     """Everything that choosing a pair for one run needs.
 
@@ -84,6 +85,6 @@ def gather(
     """
     before = compared_with() if spec.kind is Kind.SWAP else {}
     return World(
-        nodes=nodes, usage=usage(), claims=claims(pairruns, uid), tried=tried(status),
-        used_before=before, served=served(pairruns),
+        nodes=nodes, usage=usage(), claims=claims(pairruns, uid, status_of), tried=tried(status),
+        used_before=before, served=served(pairruns, status_of),
     )  # fmt: skip

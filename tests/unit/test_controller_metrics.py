@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from prometheus_client import generate_latest
 
 from clusters import Run, started
-from tandem.pairrun.status import read_status
+from tandem.pairrun.status import PairRunStatus
 from tandem_controller.metrics import STATES, Metrics, state_of
 
 
 def test_situation_27_labels_are_bounded_and_series_go_with_the_object() -> None:
     """However many PairRuns there are, there are as many series; no name of a run, pod or node is among them."""
-    metrics, there = Metrics(), list[dict[str, Any]]()
+    metrics, there = Metrics(), list[PairRunStatus]()
     metrics.observe(lambda: len(there), lambda: there)
 
     def lines() -> list[str]:
@@ -22,7 +20,7 @@ def test_situation_27_labels_are_bounded_and_series_go_with_the_object() -> None
 
     empty = lines()
     for _ in range(50):
-        there.append(started().obj)
+        there.append(started().look().status)
     full = lines()
     assert [line.rsplit(" ", 1)[0] for line in full] == [line.rsplit(" ", 1)[0] for line in empty]
     assert 'tandem_controller_runs{state="running"} 50.0' in full
@@ -74,4 +72,4 @@ def starting() -> Run:
 )
 def test_every_run_is_in_one_state(run: Run, state: str) -> None:
     assert state in STATES
-    assert state_of(read_status(run.obj.get("status"))) == state
+    assert state_of(run.look().status) == state

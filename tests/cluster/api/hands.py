@@ -162,12 +162,20 @@ class Hands:
         """Pods for both Jobs, bound to the nodes that they ask for."""
         until("both Jobs", lambda: len(self.jobs(attempt, name)) == 2)
         for job in self.jobs(attempt, name):
-            template = job["spec"]["template"]
-            spec = {**template["spec"]}
-            terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-            spec["nodeName"] = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
-            meta = {"name": f"{job['metadata']['name']}-abcde", "labels": template["metadata"]["labels"]}
-            self.kube.create(PODS.path(self.namespace), {"metadata": meta, "spec": spec})
+            self.make_pod(job)
+
+    def make_pod(self, job: Object, *, runs: bool = False) -> None:
+        """The pod of a Job, bound to the node that it asks for; ``runs``: its container has started."""
+        template = job["spec"]["template"]
+        spec = {**template["spec"]}
+        terms = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+        spec["nodeName"] = terms["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
+        meta = {"name": f"{job['metadata']['name']}-abcde", "labels": template["metadata"]["labels"]}
+        self.kube.create(PODS.path(self.namespace), {"metadata": meta, "spec": spec})
+        if runs:
+            running = {"running": {"startedAt": timestamp(time.time())}}
+            path = PODS.path(self.namespace, meta["name"], "status")
+            self.kube.patch(path, {"status": _container(running, "Running")})
 
     def pod(self, role: Role, attempt: int = 1, name: str = "check") -> str:
         """Name of a side's pod."""
