@@ -6,7 +6,7 @@ import hashlib
 import logging
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import zmq
 
@@ -22,10 +22,8 @@ from tandem.vocabulary import Role
 from tandem_controller import manifests, marks, observed
 from tandem_controller.manifests import Attempt
 from tandem_controller.observed import Observed
+from tandem_controller.parts import Parts
 from tandem_controller.verdicts import Stored
-
-if TYPE_CHECKING:
-    from tandem_controller.reconcile import Parts
 
 log = logging.getLogger("tandem.controller")
 APPLIED: dict[str, Resource] = {"Job": JOBS, "Service": SERVICES, "NetworkPolicy": NETWORK_POLICIES}

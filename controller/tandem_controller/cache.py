@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from tandem.kube.client import Kube, Object
 from tandem.kube.informer import Informer, key_of, without_managed_fields
@@ -15,7 +15,13 @@ from tandem.pairrun.status import PairRunStatus, read_status
 from tandem_controller import parse
 from tandem_controller.settings import Settings
 
-Enqueue = Callable[[str], None]
+
+class Enqueue(Protocol):
+    """Takes the key of a PairRun that has changed; ``new``: nobody has looked at it yet."""
+
+    def __call__(self, key: str, *, new: bool = False) -> None: ...
+
+
 EVERY_RUN = "*"
 """Key that stands for all live PairRuns: a queue holds it once, however many nodes changed."""
 MANAGED = f"app.kubernetes.io/managed-by={names.FIELD_MANAGER}"
@@ -108,7 +114,7 @@ class Caches:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def _pairrun_changed(self, key: str, _before: Object | None, now: Object | None) -> None:
+    def _pairrun_changed(self, key: str, before: Object | None, now: Object | None) -> None:
         with self._lock:
             own = self._own.get(key)
             if own is not None and (now is None or _version(now) >= _version(own)):
@@ -118,7 +124,7 @@ class Caches:
             else:
                 self._keys = {uid: k for uid, k in self._keys.items() if k != key}
                 self._statuses = {uid: known for uid, known in self._statuses.items() if uid in self._keys}
-        self._enqueue(key)
+        self._enqueue(key, new=before is None)
 
     def _child(self, kind: str, uid_of: Callable[[Object], str | None]) -> Callable[..., None]:
         def changed(key: str, before: Object | None, now: Object | None) -> None:

@@ -20,7 +20,8 @@ from tandem_controller.cache import EVERY_RUN, Caches
 from tandem_controller.facts import FactStore
 from tandem_controller.metrics import Metrics
 from tandem_controller.observed import Facts
-from tandem_controller.reconcile import Parts, Reconciler
+from tandem_controller.parts import Parts
+from tandem_controller.reconcile import Reconciler
 from tandem_controller.settings import Settings
 from tandem_controller.verdicts import Verdicts
 from tandem_controller.workqueue import WorkQueue

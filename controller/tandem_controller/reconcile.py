@@ -8,31 +8,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tandem.db.fence import Fenced
 from tandem.errors import DatabaseError, SpecError
-from tandem.kube.client import Kube
 from tandem.kube.errors import Conflict, Forbidden, KubeError, NotFound
 from tandem.kube.paths import PAIRRUNS, SECRETS, Resource
 from tandem.pairing.choose import World
-from tandem.pairing.policy import Policy
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec, read_spec
 from tandem.pairrun.status import PairRunStatus, read_status
 from tandem.vocabulary import Role
 from tandem_controller import parse, world
 from tandem_controller.act import Actor
-from tandem_controller.cache import Caches
-from tandem_controller.facts import FactStore
-from tandem_controller.metrics import Metrics
 from tandem_controller.observed import Decision, Event, Observed, Pod
+from tandem_controller.parts import Parts
 from tandem_controller.plan import plan
-from tandem_controller.settings import Settings
-from tandem_controller.verdicts import Verdicts
 
 log = logging.getLogger("tandem.controller")
 CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
@@ -41,22 +35,6 @@ REMEMBERED_S = 10.0
 """How long it is taken for true that an object which pods need is there, or is not."""
 PASSES = 3
 """How often one reconcile looks again at once, after it changed something that the next look depends on."""
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What a reconcile works with."""
-
-    kube: Kube
-    caches: Caches
-    facts: FactStore
-    verdicts: Verdicts
-    policy: Policy
-    settings: Settings
-    metrics: Metrics
-    snapshot: world.PodSnapshot
-    nodes: world.Nodes
-    clock: Callable[[], float] = time.time
 
 
 class Reconciler:

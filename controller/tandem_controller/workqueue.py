@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 
 FIRST_BACKOFF_S = 0.05
@@ -17,7 +18,10 @@ class WorkQueue:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._changed = threading.Condition()
-        self._ready: list[str] = []
+        self._ready: tuple[deque[str], deque[str]] = (deque(), deque())
+        """Keys that somebody may take: those that are new to the world, and the rest."""
+        self._turn = 0
+        """Which of the two comes first next time: each in its turn, so that neither starves."""
         self._known: set[str] = set()
         """Keys in ``_ready``."""
         self._busy: set[str] = set()
@@ -29,10 +33,10 @@ class WorkQueue:
         self._failures: dict[str, int] = {}
         self._closed = False
 
-    def add(self, key: str) -> None:
-        """Work on a key as soon as somebody is free."""
+    def add(self, key: str, *, new: bool = False) -> None:
+        """Work on a key as soon as somebody is free; one that is new does not wait behind news of all others."""
         with self._changed:
-            self._add(key)
+            self._add(key, new)
             self._changed.notify()
 
     def add_after(self, key: str, seconds: float) -> None:
@@ -71,8 +75,9 @@ class WorkQueue:
                 if self._closed:
                     return None
                 wait = self._move_due()
-                if self._ready:
-                    key = self._ready.pop(0)
+                if self._known:
+                    key = (self._ready[self._turn] or self._ready[1 - self._turn]).popleft()
+                    self._turn = 1 - self._turn
                     self._known.discard(key)
                     self._busy.add(key)
                     return key
@@ -95,14 +100,14 @@ class WorkQueue:
 
     def __len__(self) -> int:
         with self._changed:
-            return len(self._ready)
+            return len(self._known)
 
-    def _add(self, key: str) -> None:
+    def _add(self, key: str, new: bool = False) -> None:
         if key in self._busy:
             self._again.add(key)
         elif key not in self._known:
             self._known.add(key)
-            self._ready.append(key)
+            self._ready[0 if new else 1].append(key)
 
     def _move_due(self) -> float | None:
         """Make keys ready whose time has come; seconds until the next one, None if there is none."""

@@ -57,6 +57,12 @@ class Outside(ApiServer):
             "worker": {"image": {"repository": f"{where}/tandem-worker", "tag": tag}},
         }
 
+    def gives_disks(self) -> bool:
+        """Whether a claim gets a volume by itself."""
+        mark = "storageclass.kubernetes.io/is-default-class"
+        classes = self.get("storageclasses")["items"]
+        return any((c["metadata"].get("annotations") or {}).get(mark) == "true" for c in classes)
+
     def node_is_ready(self, node: str) -> bool:
         return node in workers(self.get("nodes")["items"], cordoned=True)
 

@@ -58,6 +58,16 @@ def test_failures_wait_longer_each_time_up_to_a_limit_and_are_forgotten() -> Non
     assert queue.failed("a") == waits[0]
 
 
+def test_what_is_new_does_not_wait_behind_news_of_all_others_and_starves_nobody() -> None:
+    queue = WorkQueue()
+    for i in range(4):
+        queue.add(f"old-{i}")
+    for i in range(2):
+        queue.add(f"new-{i}", new=True)
+    assert [queue.take() for _ in range(6)] == ["new-0", "old-0", "new-1", "old-1", "old-2", "old-3"]
+    assert len(queue) == 0
+
+
 def test_closing_wakes_whoever_waits() -> None:
     queue = WorkQueue()
     got: list[str | None] = []

@@ -63,7 +63,9 @@ class Tandem:
     def _images(self) -> dict[str, Any]:
         """See to it that both nodes have, or find, Tandem's images: chart values that name them."""
         if isinstance(self.cluster, Outside):
-            return self.cluster.images()
+            # Without a StorageClass of the cluster's own nobody gives PostgreSQL a disk: its records go with its pod.
+            disk = {"database": {"trial": {"persistence": {"enabled": self.cluster.gives_disks()}}}}
+            return merged(self.cluster.images(), disk)
         self.cluster.load(
             build_image("controller", "localhost/tandem-controller:test"),
             build_image("worker", "localhost/tandem-worker:test"),
