@@ -91,6 +91,7 @@ def why_inconclusive(attempt: _Attempt, tp: int, self_replays: int) -> tuple[str
         _ended_early(attempt),
         _parity(attempt),
         _images(attempt),
+        _node(attempt),
         _reduction(attempt),
         _self_replay(attempt, ControlName.SELF_REPLAY_START, self_replays),
         _positive(attempt, ControlName.POSITIVE_START, tp),
@@ -162,6 +163,17 @@ def _images(a: _Attempt) -> tuple[str, str] | None:
             return "parity_missing:image_digest", f"which image the {role}'s pod ran was never recorded"
     if len(set(digests)) > 1:
         return "parity:image_digest", "the nodes ran different images under one name"
+    return None
+
+
+def _node(a: _Attempt) -> tuple[str, str] | None:
+    """What the suspect says of its node, against where the cluster placed it; outside a cluster nobody placed it."""
+    if a.row.images is None:
+        return None
+    for row in a.controls:
+        told = str(row.detail.get("suspect_node", "")) if row.name is ControlName.KNOWN_REDUCTION else ""
+        if told and told != a.row.suspect_host:
+            return "parity:node", f"the suspect says that it runs on {told}, and was placed on {a.row.suspect_host}"
     return None
 
 

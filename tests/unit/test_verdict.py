@@ -101,6 +101,21 @@ def test_in_a_cluster_both_pods_must_have_run_one_image(
     assert (decision.verdict is Verdict.MATCH) == (reason == "completed")
 
 
+@pytest.mark.parametrize(
+    ("told", "reason"), [("suspect-1", "completed"), ("suspect-2", "parity:node"), ("", "completed")]
+)
+def test_in_a_cluster_the_suspect_must_run_where_it_was_placed(clean: RunRecords, told: str, reason: str) -> None:
+    one_image = {"reference": "sha256:1", "suspect": "sha256:1"}
+    controls = [
+        replace(c, detail={**c.detail, "suspect_node": told}) if c.name is ControlName.KNOWN_REDUCTION else c
+        for c in clean.controls
+    ]
+    changed = with_controls(clean, controls)
+    assert decide(changed).reason == "completed"  # outside a cluster nobody placed it
+    changed.attempts = [replace(a, images=one_image, suspect_host="suspect-1") for a in clean.attempts]
+    assert decide(changed).reason == reason
+
+
 def test_too_few_repeats_are_no_self_replay(clean: RunRecords) -> None:
     for name in (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END):
         short = [replace(c, repeats=1) if c.name is name else c for c in clean.controls]
