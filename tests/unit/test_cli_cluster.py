@@ -155,6 +155,20 @@ def test_a_controller_that_is_not_installed_is_one_line(
     assert "install tandem-sdc[controller]" in err
 
 
+def test_following_a_run_of_which_nothing_was_heard_claims_nothing_of_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = {
+        "current-context": "a", "contexts": [{"name": "a", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}], "users": [{"name": "u", "user": {}}],
+    }  # fmt: skip
+    (tmp_path / "config").write_text(yaml.safe_dump(config))
+    code, out, err = run(capsys, "watch", "x", "--kubeconfig", "config", "--timeout", "0.1")
+    assert (code, out) == (2, "")
+    assert "nothing was heard of the PairRun default/x" in err
+    assert "goes on" not in err
+
+
 def test_the_database_is_waited_for_no_longer_than_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "uri").write_text("postgresql://u:hunter2@127.0.0.1:1/x\n")
     code, out, err = run(capsys, "db", "wait", "--db-file", "uri", "--timeout", "0.05")

@@ -77,7 +77,9 @@ def test_an_unknown_context_is_answered_with_the_known_ones(tmp_path: Path) -> N
     ("content", "words"),
     [
         (None, "is not there"),
-        ("", "names no current context"),
+        ("", "names no current context: it holds no context"),
+        ("contexts: 5", "contexts is no list"),
+        ("contexts: [{name: a}]", r"choose one with --context \(a\)"),
         ("{", "not YAML"),
         ("[1]", "no mapping"),
         ("current-context: a", "no context 'a'"),

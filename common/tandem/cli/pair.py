@@ -217,6 +217,11 @@ def _to_the_end(kube: Kube, name: str, timeout: float | None, *, as_json_too: bo
         note(f"to end it: kubectl delete pairrun {name} --namespace {kube.namespace}")
         raise typer.Exit(EXIT_INTERRUPTED) from None
     status = before or PairRunStatus()
+    if last is None and not existed:
+        note(
+            f"in {timeout:.0f} s nothing was heard of the PairRun {kube.namespace}/{name}: is the API server reachable?"
+        )
+        raise typer.Exit(EXIT_INCONCLUSIVE)
     if last is not None and as_json_too:
         emit_json(as_json(last))
     if not status.holds("Finished"):

@@ -49,9 +49,8 @@ def access(kubeconfig: str | None = None, context: str | None = None) -> Access:
     chosen = context or current
     shown = ":".join(map(str, paths))
     if not chosen:
-        raise SetupError(
-            f"{shown} names no current context: choose one with --context ({', '.join(contexts) or 'none'})"
-        )
+        mend = f"choose one with --context ({', '.join(contexts)})" if contexts else "it holds no context at all"
+        raise SetupError(f"{shown} names no current context: {mend}")
     if chosen not in contexts:
         known = ", ".join(contexts) or "none"
         raise SetupError(f"there is no context {chosen!r} in {shown}: choose one of them with --context ({known})")
@@ -121,7 +120,10 @@ def _contexts(paths: list[Path]) -> tuple[str, dict[str, str]]:
         if not isinstance(values, dict):
             raise SetupError(f"the kubeconfig {path} is no mapping: give a kubeconfig file")
         current = current or str(values.get("current-context") or "")
-        for entry in values.get("contexts") or []:
+        listed = values.get("contexts") or []
+        if not isinstance(listed, list):
+            raise SetupError(f"the kubeconfig {path}: contexts is no list: give a kubeconfig file")
+        for entry in listed:
             if isinstance(entry, dict) and isinstance(entry.get("name"), str):
                 contexts.setdefault(entry["name"], str((entry.get("context") or {}).get("namespace") or ""))
     return current, contexts

@@ -220,7 +220,7 @@ def test_many_that_wait_for_a_partner_ask_the_api_server_little(hands: Hands, ap
         for i in range(runs):
             hands.create(f"run-{i}")
         for i in range(runs):
-            hands.wait_for(names.PAIRED, "False", "NoReference", name=f"run-{i}")
+            hands.wait_for(names.PAIRED, "False", "NoPartner", name=f"run-{i}")
         before, begun = counted(api_server), time.monotonic()
         forever(lambda: True, seconds)
         asked = (counted(api_server) - before) / (time.monotonic() - begun)

@@ -13,7 +13,7 @@ from tandem.pairrun import names
 from tandem.vocabulary import Role
 
 pytestmark = [pytest.mark.needs("cluster"), pytest.mark.slow, pytest.mark.timeout(1200)]
-LONG = {"durationSeconds": 25, "selfReplays": 2}
+LONG = {"durationSeconds": 18, "selfReplays": 2}
 """Long enough to break something in the middle; ends by itself."""
 
 
