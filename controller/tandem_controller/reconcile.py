@@ -20,7 +20,7 @@ from tandem.kube.paths import PAIRRUNS, SECRETS, Resource
 from tandem.pairing.choose import World
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec, read_spec
-from tandem.pairrun.status import PairRunStatus, read_status
+from tandem.pairrun.status import PairRunStatus
 from tandem.vocabulary import Role
 from tandem_controller import parse, world
 from tandem_controller.act import Actor
@@ -71,7 +71,7 @@ class Reconciler:
 
     def _choosing(self, obj: Mapping[str, Any]) -> AbstractContextManager[Any]:
         """One at a time where nodes may be chosen: the next choice must see what this one claimed."""
-        return self._pairing if _needs_a_pair(read_status(obj.get("status"))) else nullcontext()
+        return self._pairing if _needs_a_pair(self.parts.caches.status(obj)) else nullcontext()
 
     # -- seeing ------------------------------------------------------------------------------------
 
@@ -82,7 +82,7 @@ class Reconciler:
         nodes = parts.nodes.of(parts.caches.nodes())
         run_id = names.run_id_of(uid, str(obj["metadata"]["creationTimestamp"]))
         pods = [pod for raw in parts.caches.pods_of(uid) if (pod := parse.pod_from(raw)) is not None]
-        if _ends_soon(read_status(obj.get("status")), pods):
+        if _ends_soon(parts.caches.status(obj), pods):
             parts.facts.refresh([run_id])  # whether the end is stored decides what that end was
         seen = Observed(
             now=parts.clock(), obj=obj, spec=spec, spec_error=error, world=World(nodes=nodes, usage={}),

@@ -63,9 +63,6 @@ class Outside(ApiServer):
         classes = self.get("storageclasses")["items"]
         return any((c["metadata"].get("annotations") or {}).get(mark) == "true" for c in classes)
 
-    def node_is_ready(self, node: str) -> bool:
-        return node in workers(self.get("nodes")["items"], cordoned=True)
-
 
 class Kind(Outside):
     """A cluster of kind, with images built by Docker and loaded into its nodes."""
@@ -100,13 +97,13 @@ def _run(*argv: str) -> None:
     assert done.returncode == 0, f"{' '.join(argv)} exited with {done.returncode}: {done.stderr[-1000:]}"
 
 
-def workers(nodes: list[dict[str, Any]], *, cordoned: bool = False) -> list[str]:
-    """Names of the Ready nodes that take ordinary pods, sorted; with ``cordoned`` also those that take none."""
+def workers(nodes: list[dict[str, Any]]) -> list[str]:
+    """Names of the Ready nodes that take ordinary pods, sorted."""
     names = []
     for node in nodes:
         ready = any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"].get("conditions", []))
         spec = node.get("spec", {})
         closed = spec.get("unschedulable") or any(t["effect"] != "PreferNoSchedule" for t in spec.get("taints", []))
-        if ready and (cordoned or not closed):
+        if ready and not closed:
             names.append(node["metadata"]["name"])
     return sorted(names)

@@ -26,7 +26,6 @@ def test_suspect_and_reference_are_ready_nodes_that_take_pods() -> None:
         node("e", unschedulable=True),
     ]  # fmt: skip
     assert workers(nodes) == ["a", "b"]
-    assert workers(nodes, cordoned=True) == ["a", "b", "c", "e"]
 
 
 @pytest.mark.parametrize(("value", "chosen"), [("", "bare"), ("bare", "bare"), ("kind", "kind")])
