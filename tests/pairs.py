@@ -21,7 +21,10 @@ from tandem.records import (
     AttemptRow,
     ClosingRecord,
     ControlRecord,
+    DriftRecord,
+    EvaluationRecord,
     FaultRecord,
+    GradientRecord,
     MismatchRecord,
     Record,
     RunRecords,
@@ -218,6 +221,12 @@ def natural_key(row: Record) -> tuple[object, ...]:
             return (row.step, row.site, row.rank, row.tensor)
         case FaultRecord():
             return (row.step, row.site, row.rank, row.level)
+        case GradientRecord():
+            return (row.step, row.leaf)
+        case DriftRecord():
+            return (row.step, row.arm, row.part, row.method)
+        case EvaluationRecord():
+            return (row.step, row.task, row.question, row.arm)
         case ControlRecord():
             return (row.name, row.role, row.step, row.subject)
         case StepRecord():
@@ -238,13 +247,14 @@ def _records(spec: RunSpec, run: UUID, found: list[Record], reference: Prepared,
         run_id=run, attempt=1, state="closed", started_at=0.0, reference_host="a", suspect_host="b",
     )  # fmt: skip
     row = RunRow(
-        run_id=run, created_at=0.0, workload="submodule", kind=spec.kind, model=spec.model,
+        run_id=run, created_at=0.0, workload=spec.workload, kind=spec.kind, model=spec.model,
         synthetic=spec.fault is not None,
         reference_node="a", suspect_node="b", spec=spec.model_dump(mode="json"), state="finished",
     )  # fmt: skip
     return RunRecords(
         run=row, attempts=[attempt], steps=of(StepRecord), mismatches=of(MismatchRecord), controls=of(ControlRecord),
-        faults=of(FaultRecord), closings=of(ClosingRecord),
+        faults=of(FaultRecord), closings=of(ClosingRecord), gradients=of(GradientRecord), drifts=of(DriftRecord),
+        evaluations=of(EvaluationRecord),
     )  # fmt: skip
 
 

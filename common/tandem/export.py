@@ -4,8 +4,8 @@ One transaction reads all tables, so that the files agree with each other even w
 A file appears under its name only when it is complete.
 
 Files: ``runs`` (the run itself), ``attempts``, ``steps`` (one row a step), ``step_classes`` (one row a step and site
-class), ``mismatches``, ``controls``, ``faults``, ``closings``: all that the verdict is computed from. Columns are those
-of the records (``tandem.records``); times are UTC.
+class), ``mismatches``, ``controls``, ``faults``, ``gradients``, ``drifts``, ``evaluations``, ``closings``: all that the
+verdict is computed from. Columns are those of the records (``tandem.records``); times are UTC.
 In CSV, an empty cell is NULL, and lists and objects are JSON; in Parquet, lists are lists and objects are JSON text.
 """
 
@@ -41,7 +41,7 @@ class Table:
     source: str
     """Name of the database table."""
     columns: tuple[tuple[str, str], ...]
-    """(name, type): ``int``, ``float``, ``str``, ``bool``, ``time``, ``ints``, ``boxes`` or ``json``."""
+    """(name, type): ``int``, ``float``, ``str``, ``bool``, ``time``, ``ints``, ``floats``, ``boxes`` or ``json``."""
     expand: Callable[[Row], Iterator[Row]] | None = None
     """Makes the file's rows from one database row; None: as it is."""
     read: tuple[str, ...] = ()
@@ -192,6 +192,48 @@ TABLES: tuple[Table, ...] = (
         ),
     ),
     Table(
+        "gradients",
+        "gradients",
+        (
+            *_KEY,
+            ("leaf", "str"),
+            ("noise", "float"),
+            ("signal", "float"),
+            ("suspect", "float"),
+            ("cosine", "float"),
+            ("elements", "int"),
+            ("mismatched", "int"),
+        ),
+    ),
+    Table(
+        "drifts",
+        "drifts",
+        (
+            *_KEY,
+            ("arm", "str"),
+            ("part", "str"),
+            ("method", "str"),
+            ("drift", "float"),
+            ("norm", "float"),
+            ("error", "float"),
+            ("loss", "float"),
+            ("grad_norm", "float"),
+        ),
+    ),
+    Table(
+        "evaluations",
+        "evaluations",
+        (
+            *_KEY,
+            ("task", "str"),
+            ("question", "str"),
+            ("arm", "str"),
+            ("scores", "floats"),
+            ("chosen", "int"),
+            ("answer", "int"),
+        ),
+    ),
+    Table(
         "closings",
         "closings",
         (
@@ -202,6 +244,9 @@ TABLES: tuple[Table, ...] = (
             ("mismatches_total", "int"),
             ("controls", "int"),
             ("faults", "int"),
+            ("gradients", "int"),
+            ("drifts", "int"),
+            ("evaluations", "int"),
             ("capped", "bool"),
             ("reason", "str"),
             ("device_seconds", "float"),
@@ -319,6 +364,7 @@ class _Parquet:
             "bool": pa.bool_(),
             "time": pa.timestamp("us", tz="UTC"),
             "ints": pa.list_(pa.int64()),
+            "floats": pa.list_(pa.float64()),
             "boxes": pa.list_(pa.list_(pa.int64())),
             "json": pa.string(),
         }

@@ -130,6 +130,68 @@ class FaultRecord(_Record, frozen=True, kw_only=True, tag="fault"):
     """Flat indices of the first changed elements (bounded, see faults.LOGGED_ELEMENTS)."""
 
 
+class GradientRecord(_Record, frozen=True, kw_only=True, tag="gradient"):
+    """Gradient noise of one step (RQ2): of a leaf that differed, or of the whole gradient.
+
+    Key: run, attempt, step, leaf.
+
+    Norms are L2 in fp64 over all ranks, a replicated leaf's ranks counting 1/R each. Equal leaves have no row.
+    """
+
+    step: int
+    leaf: str
+    """``<group>.<leaf>`` such as ``attn.3.wq``; empty: all leaves together, equal ones included."""
+    noise: float
+    """||g_s - g_r||; NaN or infinite where the suspect's gradient is."""
+    signal: float
+    """||g_r||."""
+    suspect: float
+    """||g_s||."""
+    cosine: float | None
+    """g_s . g_r / (||g_s|| ||g_r||); None where a norm is zero or not finite."""
+    elements: int
+    mismatched: int
+
+
+class DriftRecord(_Record, frozen=True, kw_only=True, tag="drift"):
+    """Distance of an arm's parameters from the reference's after a step (RQ3).
+
+    Key: run, attempt, step, arm, part, method.
+    """
+
+    step: int
+    arm: str
+    """``suspect``, or ``baseline``: the reference node with another seed, in a later phase."""
+    part: str
+    """A parameter group such as ``attn.3``; empty: the whole model."""
+    method: str
+    """``sketch`` (an estimate) or ``exact``."""
+    drift: float | None
+    """||p_a - p_r||; None where neither the sketch nor an exact measurement could say."""
+    norm: float | None
+    """||p_r||."""
+    error: float
+    """One standard deviation of ``drift``'s relative error; 0 for ``exact``."""
+    loss: float | None = None
+    """The arm's, for ``baseline`` (the suspect's are in the step's row)."""
+    grad_norm: float | None = None
+
+
+class EvaluationRecord(_Record, frozen=True, kw_only=True, tag="evaluation"):
+    """One question, answered by an arm's parameters after a step. Key: run, attempt, step, task, question, arm."""
+
+    step: int
+    task: str
+    question: str
+    arm: str
+    """``reference``, ``suspect`` or ``baseline``."""
+    scores: list[float]
+    """Score of each choice, in the question's order."""
+    chosen: int
+    """Index of the largest score, the first of equals; -1 where none is a number."""
+    answer: int
+
+
 class ClosingRecord(_Record, frozen=True, kw_only=True, tag="closing"):
     """Written last; its counts must equal the rows stored. Key: run, attempt."""
 
@@ -141,6 +203,9 @@ class ClosingRecord(_Record, frozen=True, kw_only=True, tag="closing"):
     """Mismatch rows before the cap."""
     controls: int
     faults: int
+    gradients: int = 0
+    drifts: int = 0
+    evaluations: int = 0
     capped: bool
     reason: str
     """``completed``, ``stopped`` (asked to stop early), or the named reason of an early end."""
@@ -151,7 +216,10 @@ class ClosingRecord(_Record, frozen=True, kw_only=True, tag="closing"):
     finished_at: float
 
 
-Record = StepRecord | MismatchRecord | ControlRecord | FaultRecord | ClosingRecord
+Record = (
+    StepRecord | MismatchRecord | ControlRecord | FaultRecord | GradientRecord | DriftRecord | EvaluationRecord
+    | ClosingRecord
+)  # fmt: skip
 
 
 class AttemptRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -193,7 +261,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     sentence: str = ""
     finished_at: float | None = None
     records_dropped_at: float | None = None
-    """When retention dropped the run's steps, mismatches, faults and evaluations."""
+    """When retention dropped the run's rows of the partitioned tables."""
 
 
 class RunRecords(msgspec.Struct, kw_only=True):
@@ -206,3 +274,6 @@ class RunRecords(msgspec.Struct, kw_only=True):
     controls: list[ControlRecord]
     faults: list[FaultRecord]
     closings: list[ClosingRecord]
+    gradients: list[GradientRecord] = []
+    drifts: list[DriftRecord] = []
+    evaluations: list[EvaluationRecord] = []

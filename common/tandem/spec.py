@@ -129,6 +129,33 @@ class RunSpec(_Model):
     accumulate: Literal["float32", "compute"] | None = None
     optimizer: dict[str, Any] = {}
     """Overrides of the preset's optimizer fields."""
+    exchange_mib: int = Field(64, gt=0, le=1024)
+    """Workloads with a whole-step program: most MiB of a differing tensor that are exchanged, and held, at once."""
+    exact_every: int = Field(100, gt=0, lt=2**31)
+    """Training, fine-tuning: the drift is measured exactly, per layer, every so many steps and at the end."""
+    exact_mib: int = Field(256, ge=0, lt=2**31)
+    """Training, fine-tuning: parameters of at most so many MiB a side are measured exactly also where a sketch is too
+    small to be trusted."""
+    baseline: Literal["seed"] | None = None
+    """Training, fine-tuning: a later phase on the reference node with another seed, to compare with."""
+    checkpoints: Path | None = None
+    """Folder of the checkpoints, a folder of its own in it for each side."""
+    checkpoint_every: int = Field(0, ge=0, lt=2**31)
+    """Steps between checkpoints; 0: only at the end. Needs `checkpoints`."""
+    resume: bool = False
+    """Go on from the last step that both sides hold in `checkpoints`."""
+    start: Path | None = None
+    """One checkpoint from which both sides start, in place of random parameters."""
+    questions: list[Path] = []
+    """Fine-tuning: multiple-choice questions, one JSON Lines file a task."""
+    held_out_percent: int = Field(20, ge=1, le=90)
+    """Fine-tuning: share of the questions, by a hash of their ids, that is never trained on and is evaluated."""
+    scoring: Literal["mean", "letter"] = "mean"
+    """Fine-tuning: score of a choice: mean log-likelihood of its tokens, or that of its letter."""
+    packed: bool = False
+    """Fine-tuning: several questions a row, one after another, instead of one."""
+    evaluate_every: int = Field(0, ge=0, lt=2**31)
+    """Fine-tuning: steps between evaluations; 0: only at the end."""
 
     @model_validator(mode="before")
     @classmethod

@@ -53,7 +53,8 @@ class _Attempt:
     steps: list[StepRecord]
     mismatches: list[MismatchRecord]
     controls: list[ControlRecord]
-    faults: int
+    others: tuple[int, int, int, int]
+    """Rows of faults, gradients, drifts, evaluations."""
     closing: ClosingRecord | None
 
 
@@ -124,7 +125,12 @@ def _of_attempt(records: RunRecords, row: AttemptRow) -> _Attempt:
         steps=sorted((s for s in records.steps if s.attempt == mine), key=lambda s: s.step),
         mismatches=[m for m in records.mismatches if m.attempt == mine],
         controls=[c for c in records.controls if c.attempt == mine],
-        faults=sum(f.attempt == mine for f in records.faults),
+        others=(
+            sum(x.attempt == mine for x in records.faults),
+            sum(x.attempt == mine for x in records.gradients),
+            sum(x.attempt == mine for x in records.drifts),
+            sum(x.attempt == mine for x in records.evaluations),
+        ),
         closing=closings[0] if closings else None,
     )
 
@@ -248,12 +254,11 @@ def _closing(a: _Attempt) -> tuple[str, str] | None:
     c = a.closing
     if c is None:
         return "closing_missing", "the closing record was never stored"
-    stored = (len(a.steps), len(a.mismatches), len(a.controls), a.faults)
-    if stored != (c.steps, c.mismatches, c.controls, c.faults):
-        return "records_missing", (
-            f"rows stored (steps, mismatches, controls, faults) {stored} are not the rows written "
-            f"{(c.steps, c.mismatches, c.controls, c.faults)}"
-        )
+    stored = (len(a.steps), len(a.mismatches), len(a.controls), *a.others)
+    written = (c.steps, c.mismatches, c.controls, c.faults, c.gradients, c.drifts, c.evaluations)
+    if stored != written:
+        names = "steps, mismatches, controls, faults, gradients, drifts, evaluations"
+        return "records_missing", f"rows stored ({names}) {stored} are not the rows written {written}"
     if not c.capped:
         per_step = Counter(m.step for m in a.mismatches)
         if any(per_step[s.step] != s.rows for s in a.steps):

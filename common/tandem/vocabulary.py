@@ -66,7 +66,7 @@ class Cause(StrEnum):
     ``compute``: the program's output differed although its inputs were equal; the only cause
     that enters a frequency. ``state``: an input that was kept differed (a flipped buffer).
     ``digest``: the digests differed while the tensors were equal. ``derived``: follows from
-    another mismatch of the same step (gradient workload).
+    another mismatch of the same step (gradient workload): counted nowhere, overwritten like any other.
     """
 
     COMPUTE = "compute"
@@ -111,7 +111,17 @@ class ControlName(StrEnum):
     POSITIVE_END = "positive_end"
     REPLAY_REFERENCE = "replay_reference"
     TRANSPORT = "transport"
+    RESUMED = "resumed"
+    """Not a check: the attempt went on from a checkpoint of the step in its row (training, fine-tuning)."""
     CLOSING = "closing"
+
+
+class Arm(StrEnum):
+    """Whose parameters: the pair's two sides, or the reference node's later phase with another seed."""
+
+    REFERENCE = "reference"
+    SUSPECT = "suspect"
+    BASELINE = "baseline"
 
 
 class AttemptState(StrEnum):

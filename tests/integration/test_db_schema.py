@@ -234,10 +234,10 @@ def test_prune_drops_whole_months_and_says_which(
     days = (datetime.now(UTC) - datetime(2024, 4, 15, tzinfo=UTC)).days
     march = sorted(f"{table}_y2024m03" for table in PARTITIONED)
     told = prune("--older-than", str(days), "--dry-run")
-    assert told == [*(f"would drop {name}" for name in march), "4 tables, with the rows of 1 run"]
+    assert told == [*(f"would drop {name}" for name in march), f"{len(PARTITIONED)} tables, with the rows of 1 run"]
     assert tables() == 3 * len(PARTITIONED)
     told = prune("--older-than", str(days))
-    assert told == [*(f"dropped {name}" for name in march), "4 tables, with the rows of 1 run"]
+    assert told == [*(f"dropped {name}" for name in march), f"{len(PARTITIONED)} tables, with the rows of 1 run"]
     assert tables() == 2 * len(PARTITIONED)
     assert prune("--older-than", str(days)) == ["0 tables, with the rows of 0 runs"]
     assert len(prune("--older-than", "0")) == len(PARTITIONED) + 1

@@ -1,9 +1,9 @@
 """The tables, as SQLAlchemy models. Their columns follow ``tandem.records``; migrations must equal them.
 
-``steps``, ``mismatches``, ``faults`` and ``evaluations`` are partitioned by range of ``run_id``, a UUIDv7,
-so that a month is a range of ids (``tandem.db.partitions``). Every natural key includes ``run_id``: a record
-that is replayed can only land in the partition in which it landed first. The tables that the sink writes carry no
-foreign key: it would cost a lookup per row, and a run is always inserted before its worker starts.
+What grows with steps (`PARTITIONED`) is partitioned by range of ``run_id``, a UUIDv7, so that a month is a range of ids
+(``tandem.db.partitions``). Every natural key includes ``run_id``: a record that is replayed can only land in the
+partition in which it landed first. The tables that the sink writes carry no foreign key: it would cost a lookup per
+row, and a run is always inserted before its worker starts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB
 from sqlalchemy.dialects.postgresql import UUID as PG_UUID
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-PARTITIONED = ("steps", "mismatches", "faults", "evaluations")
+PARTITIONED = ("steps", "mismatches", "faults", "evaluations", "gradients", "drifts")
 """Tables partitioned by month of the run id."""
 
 
@@ -78,7 +78,7 @@ class Run(Base):
     supervisor: Mapped[dict[str, Any]] = mapped_column(server_default=_NO_KEYS)
     """Identity of the process that supervises the run (``tandem.db.liveness``)."""
     records_dropped_at: Mapped[datetime | None]
-    """When retention dropped the run's steps, mismatches, faults and evaluations."""
+    """When retention dropped the run's rows of the partitioned tables."""
 
 
 class Attempt(Base):
@@ -210,6 +210,9 @@ class Closing(Base):
     mismatches_total: Mapped[int] = mapped_column(BigInteger)
     controls: Mapped[int] = mapped_column(BigInteger)
     faults: Mapped[int] = mapped_column(BigInteger)
+    gradients: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    drifts: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
+    evaluations: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     capped: Mapped[bool]
     reason: Mapped[str]
     device_seconds: Mapped[float]
@@ -233,6 +236,43 @@ class Evaluation(Base):
     """Score of each choice, in the order of the question."""
     chosen: Mapped[int]
     answer: Mapped[int]
+
+
+class Gradient(Base):
+    """Gradient noise of one step: of a leaf that differed, or (empty leaf) of the whole gradient."""
+
+    __tablename__ = "gradients"
+    __table_args__ = ({"postgresql_partition_by": "RANGE (run_id)"},)
+
+    run_id: Mapped[UUID] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    leaf: Mapped[str] = mapped_column(primary_key=True)
+    noise: Mapped[float]
+    signal: Mapped[float]
+    suspect: Mapped[float]
+    cosine: Mapped[float | None]
+    elements: Mapped[int] = mapped_column(BigInteger)
+    mismatched: Mapped[int] = mapped_column(BigInteger)
+
+
+class Drift(Base):
+    """Distance of an arm's parameters from the reference's after a step."""
+
+    __tablename__ = "drifts"
+    __table_args__ = ({"postgresql_partition_by": "RANGE (run_id)"},)
+
+    run_id: Mapped[UUID] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    step: Mapped[int] = mapped_column(BigInteger, primary_key=True)
+    arm: Mapped[str] = mapped_column(primary_key=True)
+    part: Mapped[str] = mapped_column(primary_key=True)
+    method: Mapped[str] = mapped_column(primary_key=True)
+    drift: Mapped[float | None]
+    norm: Mapped[float | None]
+    error: Mapped[float]
+    loss: Mapped[float | None]
+    grad_norm: Mapped[float | None]
 
 
 class NodeRollup(Base):

@@ -20,7 +20,10 @@ from tandem.records import (
     AttemptRow,
     ClosingRecord,
     ControlRecord,
+    DriftRecord,
+    EvaluationRecord,
     FaultRecord,
+    GradientRecord,
     MismatchRecord,
     RunRecords,
     RunRow,
@@ -84,6 +87,9 @@ def load(conn: Connection, run_id: UUID) -> RunRecords:
         controls=_records(conn, run_id, ControlRecord),
         faults=_records(conn, run_id, FaultRecord),
         closings=closings(conn, run_id),
+        gradients=_records(conn, run_id, GradientRecord),
+        drifts=_records(conn, run_id, DriftRecord),
+        evaluations=_records(conn, run_id, EvaluationRecord),
     )
 
 

@@ -23,7 +23,10 @@ from tandem.db import models
 from tandem.records import (
     ClosingRecord,
     ControlRecord,
+    DriftRecord,
+    EvaluationRecord,
     FaultRecord,
+    GradientRecord,
     MismatchRecord,
     Record,
     StepRecord,
@@ -57,6 +60,11 @@ def _numbers(value: Sequence[int]) -> str:
     return "{" + _json.encode(value)[1:-1].decode() + "}"
 
 
+def _floats(value: Sequence[float]) -> str:
+    # PostgreSQL reads Python's nan and inf; JSON has neither.
+    return "{" + ",".join(map(repr, value)) + "}"
+
+
 def _texts(value: Sequence[str]) -> str:
     quoted = ('"' + item.replace("\\", "\\\\").replace('"', '\\"') + '"' for item in value)
     return _text("{" + ",".join(quoted) + "}")
@@ -64,7 +72,9 @@ def _texts(value: Sequence[str]) -> str:
 
 def _encoder(kind: TypeEngine[Any]) -> Callable[[Any], str]:
     if isinstance(kind, ARRAY):
-        return _texts if isinstance(kind.item_type, Text) else _numbers
+        return (
+            _texts if isinstance(kind.item_type, Text) else _floats if isinstance(kind.item_type, Double) else _numbers
+        )
     table: tuple[tuple[type, Callable[[Any], str]], ...] = (
         (JSONB, _to_json),
         (DateTime, repr),
@@ -124,6 +134,9 @@ LAYOUTS: dict[type[Any], Layout] = {
         (MismatchRecord, models.Mismatch),
         (ControlRecord, models.Control),
         (FaultRecord, models.Fault),
+        (GradientRecord, models.Gradient),
+        (DriftRecord, models.Drift),
+        (EvaluationRecord, models.Evaluation),
         (ClosingRecord, models.Closing),
     )
 }

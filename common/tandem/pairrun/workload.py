@@ -116,6 +116,10 @@ def _property(field: str, raw: dict[str, Any], defs: dict[str, Any]) -> dict[str
         out |= _PROFILE
     elif found.get("format") == "path":
         out |= _PATH
+    elif kind == "boolean":
+        out |= {"type": "boolean"}
+    elif "const" in found:
+        out |= {"type": "string", "enum": [found["const"]]}
     else:
         out |= {"type": "string"} | ({"enum": found["enum"]} if "enum" in found else {"maxLength": 253})
     if field == "sync":
@@ -156,6 +160,19 @@ DESCRIPTIONS = {
     "compute": "Compute dtype. Default: the preset's.",
     "accumulate": "dtype in which the ranks' partials are added. Default: the preset's.",
     "optimizer": "Overrides of the preset's optimizer fields.",
+    "exchange_mib": "Whole-step workloads: most MiB of a differing tensor that are exchanged at once.",
+    "exact_every": "Training, finetune: the drift is measured exactly every so many steps and at the end.",
+    "exact_mib": "Training, finetune: MiB of parameters up to which it also is where a sketch cannot be trusted.",
+    "baseline": "Training, finetune: a later phase on the reference node with another seed.",
+    "checkpoints": "Training, finetune: folder in the pods for checkpoints, on a volume that outlives them.",
+    "checkpoint_every": "Steps between checkpoints; 0: only at the end.",
+    "resume": "Go on from the last step that both sides hold in checkpoints.",
+    "start": "A checkpoint in the pods from which both sides start.",
+    "questions": "Finetune: JSON Lines files in the pods with multiple-choice questions, one a task.",
+    "held_out_percent": "Finetune: share of the questions that is never trained on and is evaluated.",
+    "scoring": "Finetune: score of a choice: mean log-likelihood of its tokens, or that of its letter.",
+    "packed": "Finetune: several questions a row instead of one.",
+    "evaluate_every": "Finetune: steps between evaluations; 0: only at the end.",
 }
 
 

@@ -6,7 +6,17 @@ from collections.abc import Callable
 from typing import Any, Protocol
 from uuid import UUID
 
-from tandem.records import ClosingRecord, ControlRecord, FaultRecord, MismatchRecord, Record, StepRecord
+from tandem.records import (
+    ClosingRecord,
+    ControlRecord,
+    DriftRecord,
+    EvaluationRecord,
+    FaultRecord,
+    GradientRecord,
+    MismatchRecord,
+    Record,
+    StepRecord,
+)
 from tandem.vocabulary import ControlName, Role
 from tandem_worker.chain import Op
 from tandem_worker.lockstep.tally import RunTally
@@ -51,6 +61,18 @@ class Ledger:
 
     def fault(self, row: FaultRecord) -> None:
         self.total.faults += 1
+        self.sink.put(row)
+
+    def gradient(self, row: GradientRecord) -> None:
+        self.total.gradients += 1
+        self.sink.put(row)
+
+    def drift(self, row: DriftRecord) -> None:
+        self.total.drifts += 1
+        self.sink.put(row)
+
+    def evaluation(self, row: EvaluationRecord) -> None:
+        self.total.evaluations += 1
         self.sink.put(row)
 
     def step(self, row: StepRecord) -> None:
@@ -99,7 +121,8 @@ class Ledger:
         closing = ClosingRecord(
             run_id=self.run_id, attempt=self.attempt,
             steps=self.total.steps, mismatches=self.total.rows_written, mismatches_total=self.total.rows_total,
-            controls=self.total.controls, faults=self.total.faults,
+            controls=self.total.controls, faults=self.total.faults, gradients=self.total.gradients,
+            drifts=self.total.drifts, evaluations=self.total.evaluations,
             capped=self.total.rows_total > self.total.rows_written, reason=reason,
             device_seconds=self.total.device_seconds, devices=devices, finished_at=self.now(),
         )  # fmt: skip

@@ -46,6 +46,9 @@ class RunTally:
     rows_written: int = 0
     controls: int = 0
     faults: int = 0
+    gradients: int = 0
+    drifts: int = 0
+    evaluations: int = 0
     link_bytes: int = 0
     full_bytes: int = 0
     device_seconds: float = 0.0
