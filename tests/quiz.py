@@ -27,9 +27,9 @@ KINDS = {
     "vehicle": "car bus train ship lorry tram bicycle van boat aeroplane ferry truck",
     "piece of furniture": "chair table bed desk shelf sofa wardrobe bench stool cupboard cradle dresser",
 }
-NAMES = "Anna Ben Carla David Emma Felix Grace Henry Ida Jack Kate Leo".split()
-THINGS = "ball kite hat bag cup book coat bell box lamp ring scarf".split()
-COLOURS = "red blue green yellow purple brown black white".split()
+NAMES = ["Anna", "Ben", "Carla", "David", "Emma", "Felix", "Grace", "Henry", "Ida", "Jack", "Kate", "Leo"]
+THINGS = ["ball", "kite", "hat", "bag", "cup", "book", "coat", "bell", "box", "lamp", "ring", "scarf"]
+COLOURS = ["red", "blue", "green", "yellow", "purple", "brown", "black", "white"]
 
 
 def quiz(per_task: int = 60) -> dict[str, list[dict[str, Any]]]:

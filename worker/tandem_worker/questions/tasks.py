@@ -106,12 +106,11 @@ def _lines(path: Path, content: bytes) -> Iterator[tuple[int, bytes]]:
     number = 0
     while line := stream.readline(LINE_LIMIT + 2):
         number += 1
-        line = line.strip(b" \t\r\n")
-        if len(line) > LINE_LIMIT:
+        if len(line.rstrip(b"\r\n")) > LINE_LIMIT:
             raise DataError(
                 f"{path}:{number}: longer than {LINE_LIMIT >> 20} MiB: give one question a line (JSON Lines, no array)"
             )
-        if line:
+        if line := line.strip(b" \t\r\n"):
             yield number, line
 
 
