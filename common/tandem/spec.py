@@ -118,7 +118,7 @@ class RunSpec(_Model):
     data: list[Path] = []
     """Text files; empty: the source text of Python's standard library."""
     tokenizer: Path | None = None
-    """A ``tokenizer.json``; none: bytes."""
+    """A ``tokenizer.json`` or SentencePiece model; none: bytes."""
     tp: Positive = 2
     steps: int | None = Field(20, gt=0, lt=2**31)
     """None if only `duration` was given."""
