@@ -19,9 +19,11 @@ def lasting(tandem: Tandem) -> Iterator[Tandem]:
     """The installation, with that pair at work; it would go on for longer than these tests take."""
     with tandem.quarantined():
         tandem.create(NAME, workload={"durationSeconds": 1200, "selfReplays": 2})
-        tandem.stepping(NAME)
-        yield tandem
-        tandem.delete(NAME)
+        try:
+            tandem.stepping(NAME)
+            yield tandem
+        finally:
+            tandem.delete(NAME)
 
 
 def goes_on(tandem: Tandem) -> None:
