@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tandem.errors import SpecError
 from tandem.vocabulary import Kind, SyncMode, Workload
@@ -182,6 +182,14 @@ class RunSpec(_Model):
             return {**values, "steps": None}
         return values
 
+    @field_validator("sync", mode="before")
+    @classmethod
+    def _sync(cls, value: Any) -> Any:
+        """Offers the modes that a run may have."""
+        if value not in tuple(SyncMode):
+            raise ValueError(f"{value!r} is no mode: use {SyncMode.FULL}, {SyncMode.DIGEST} or {SyncMode.OPTIMISTIC}")
+        return value
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.steps is None and self.duration is None:
@@ -304,5 +312,5 @@ def validate(cls: type[T], values: Any, what: str) -> T:
         return cls.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or what
-        raise SpecError(f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+        where = ": ".join(filter(None, (what, ".".join(str(part) for part in first["loc"]))))
+        raise SpecError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
