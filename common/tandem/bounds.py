@@ -15,6 +15,10 @@ EXACT_UP_TO = 2000
 Wilson interval differs from it by less than 1 % of its width."""
 
 
+MANY_DEGREES = 100_000
+"""Degrees of freedom from which Student's distribution is the normal one to five digits."""
+
+
 def zero_bound(trials: int, confidence: float = CONFIDENCE) -> float:
     """Exact one-sided upper bound of the rate per trial when none of ``trials`` showed anything.
 
@@ -35,11 +39,11 @@ def rate_bound(hours: float, confidence: float = CONFIDENCE) -> float:
     return -math.log1p(-confidence) / hours if hours > 0 else math.inf
 
 
-def interval(found: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def interval(found: float, trials: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Two-sided interval of a rate: Clopper-Pearson (exact), Wilson where both counts are large.
 
     Args:
-        found: 0 <= found <= trials.
+        found: 0 <= found <= trials; an effective count need not be whole.
         trials: any size; 0 gives (0, 1).
         confidence: two-sided; each side keeps half of the rest.
 
@@ -61,13 +65,26 @@ def interval(found: int, trials: int, confidence: float = CONFIDENCE) -> tuple[f
     return low, high
 
 
-def wilson(found: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def wilson(found: float, trials: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Wilson score interval (E. B. Wilson, 1927) of ``found`` in ``trials`` > 0."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     p, z2n = found / trials, z * z / trials
     centre = (p + z2n / 2) / (1 + z2n)
     half = z * math.sqrt(p * (1 - p) / trials + z2n / trials / 4) / (1 + z2n)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def student_t(tail: float, degrees: int) -> float:
+    """The t with P(T > t) = ``tail`` (0 < tail < 0.5) of Student's distribution with ``degrees`` >= 1 of freedom.
+
+    By P(|T| > t) = I_x(degrees / 2, 1 / 2) with x = degrees / (degrees + t^2) (DLMF 8.17).
+    """
+    if not 0 < tail < 0.5 or degrees < 1:
+        raise ValueError(f"no quantile for a tail of {tail} with {degrees} degrees of freedom")
+    if degrees > MANY_DEGREES:
+        return NormalDist().inv_cdf(1 - tail)
+    x = _beta_quantile(degrees / 2, 0.5, 2 * tail)
+    return math.sqrt(degrees * (1 - x) / x)
 
 
 def beta_cdf(a: float, b: float, x: float) -> float:
