@@ -7,6 +7,7 @@ found gives an interval.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
 CONFIDENCE = 0.95
@@ -59,10 +60,11 @@ def interval(found: float, trials: float, confidence: float = CONFIDENCE) -> tup
         return wilson(found, trials, confidence)
     tail = (1 - confidence) / 2
     rest = trials - found
-    low = 0.0 if found == 0 else _beta_quantile(found, rest + 1, tail)
-    # the upper end by symmetry, so that the small number of the two is the one that is solved for
-    high = 1.0 if rest == 0 else _beta_quantile(found + 1, rest, 1 - tail)
-    return low, high
+    if found == 0:
+        return 0.0, -math.expm1(math.log(tail) / trials)
+    if rest == 0:
+        return math.exp(math.log(tail) / trials), 1.0
+    return _beta_quantile(found, rest + 1, tail), _beta_quantile(found + 1, rest, 1 - tail)
 
 
 def wilson(found: float, trials: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
@@ -74,6 +76,7 @@ def wilson(found: float, trials: float, confidence: float = CONFIDENCE) -> tuple
     return max(0.0, centre - half), min(1.0, centre + half)
 
 
+@lru_cache(maxsize=1024)
 def student_t(tail: float, degrees: int) -> float:
     """The t with P(T > t) = ``tail`` (0 < tail < 0.5) of Student's distribution with ``degrees`` >= 1 of freedom.
 
@@ -137,17 +140,40 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def _beta_quantile(a: float, b: float, p: float) -> float:
-    """The x with I_x(a, b) = p, by bisection on log x (rates span many powers of ten)."""
+    """The x with I_x(a, b) = p.
+
+    By Newton's method in u = log x (rates span many powers of ten) on log I for the lower half, on log (1 - I) for the
+    upper one: both are concave in u, and near straight where they are steep. A step that leaves the bracket, or does not
+    halve it in the end, is replaced by bisection.
+    """
+    lower = p < 0.5
+    goal = math.log(p) if lower else math.log1p(-p)
     low, high = -800.0, 0.0
+    u = math.log(a / (a + b))
     for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if beta_cdf(a, b, math.exp(middle)) < p:
-            low = middle
+        x = math.exp(u)
+        mass = beta_cdf(a, b, x) if lower else 1 - beta_cdf(a, b, x) if x < 0.5 else beta_cdf(b, a, -math.expm1(u))
+        step = math.inf
+        if mass > 0:
+            error = math.log(mass) - goal
+            if error == 0:
+                return x
+            if (error < 0) == lower:
+                low = u
+            else:
+                high = u
+            density = math.exp(a * u + (b - 1) * math.log(-math.expm1(u)) - _log_beta(a, b)) if u < 0 else 0.0
+            step = -error * mass / density * (1 if lower else -1) if density else math.inf
+        elif lower:
+            low = u
         else:
-            high = middle
-    return math.exp((low + high) / 2)
+            high = u
+        if not low < u + step < high:
+            step = (low + high) / 2 - u
+        if abs(step) <= 1e-13 * max(1.0, abs(u)) or u + step in (low, high):
+            break
+        u += step
+    return math.exp(u)
 
 
 def _check(confidence: float) -> None:

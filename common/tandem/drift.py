@@ -67,12 +67,17 @@ def drift_lines(records: Sequence[DriftRecord]) -> list[DriftLine]:
                 first=min(differing, default=None),
                 last=last[0] if last else None,
                 last_drift=last[1] if last else None,
-                last_relative=last[1] / last[2] if last and last[2] and math.isfinite(last[2]) else None,
+                last_relative=_relative(last[1], last[2]) if last else None,
                 rate=log_slope(positive),
                 nonfinite=len(odd),
             )
         )
     return lines
+
+
+def _relative(drift: float, norm: float | None) -> float | None:
+    value = drift / norm if norm else math.inf
+    return value if math.isfinite(value) else None
 
 
 def log_slope(points: Sequence[tuple[int, float]]) -> float | None:
@@ -94,9 +99,9 @@ def log_slope(points: Sequence[tuple[int, float]]) -> float | None:
 def loss_spikes(losses: Sequence[tuple[int, float | None]]) -> list[int]:
     """Steps at which a spike of the loss begins.
 
-    Rule (Hampel's identifier over the past: Davies and Gather, JASA 88, 1993): a loss is out of line if it is not finite,
-    or exceeds the median of the `WINDOW` losses before it that were in line by more than `DEVIATIONS` * 1.4826 * their
-    median absolute deviation, that product being at least `FLOOR` of the median. No step is judged before
+    Rule (Hampel's identifier over the past: Davies and Gather, JASA 88, 1993): a loss is out of line if it is not
+    finite, or exceeds the median of the `WINDOW` losses before it that were in line by more than `DEVIATIONS` * 1.4826
+    * their median absolute deviation, that product being at least `FLOOR` of the median. No step is judged before
     `LEAST_WINDOW` losses are there, unless it is not finite. Successive steps out of line are one spike.
 
     Args:

@@ -1,8 +1,8 @@
 """How often elements and steps mismatch, with intervals that respect that corruption comes in bursts. Pure.
 
-*Per step*: of the compared steps, those in which anything mismatched; exact (Clopper-Pearson). This is the primary rate:
-a burst within a step counts once. Steps of one spike still follow one another, so where bursts last for many steps
-(``tandem.timing``) this interval too is narrower than it should be.
+*Per step*: of the compared steps, those in which anything mismatched; exact (Clopper-Pearson). This is the primary
+rate: a burst within a step counts once. Steps of one spike still follow one another, so where bursts last for many
+steps (``tandem.timing``) this interval too is narrower than it should be.
 
 *Per element*: mismatching / all elements. Elements of a step are not independent, so steps are taken as clusters: the
 variance is that of the ratio estimator, linearised, clusters drawn with replacement (Cochran, Sampling Techniques,
@@ -40,7 +40,9 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
     """Elements x mismatching elements."""
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(a + b for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)))
+        return Sums(
+            *(a + b for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True))
+        )
 
 
 def sums(steps: Iterable[tuple[int, int, bool]]) -> Sums:
@@ -104,14 +106,14 @@ def design_effect(s: Sums) -> float | None:
 
 
 def _variance(s: Sums) -> float:
-    """n / (n - 1) * sum (m_i - p e_i)^2 / E^2, the sum in whole numbers: no cancellation."""
+    """N / (n - 1) * sum (m_i - p e_i)^2 / E^2, the sum in whole numbers: no cancellation."""
     e, m = s.elements, s.mismatched
     spread = s.mismatched_squared * e * e - 2 * m * e * s.product + m * m * s.elements_squared
     return s.clusters * spread / ((s.clusters - 1) * e**4)
 
 
 def _effective(s: Sums, confidence: float) -> float:
-    """p (1 - p) / V, corrected for the few degrees of freedom of V; never more trials than elements."""
+    """P (1 - p) / V, corrected for the few degrees of freedom of V; never more trials than elements."""
     variance, tail = _variance(s), (1 - confidence) / 2
     if variance <= 0:
         return float(s.elements)

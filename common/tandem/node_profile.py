@@ -1,7 +1,8 @@
 """What the records say of one node, as one structure: the input of ``tandem node`` and of its report. Pure.
 
-Statistics are of *counted* runs only: real, on two hosts, with the node as suspect and a verdict `match` or `mismatch`, and
-of their conclusive attempts. All other real runs are listed (`runs`) and enter no number.
+Statistics are of *counted* runs only: real, on two hosts, with the node as suspect and a verdict `match` or `mismatch`,
+not older than the last decision that cleared the node; and of their conclusive attempts. All other real runs are listed
+(`runs`) and enter no number.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class NodeProfile:
     missing: tuple[str, ...]
     """What is missing for the next, firmer verdict, in words, the first step first; empty if nothing is."""
     runs: tuple[RunLine, ...]
-    """All real runs on two hosts with the node as suspect, newest first; of those with it as reference the ones that say
-    something against it."""
+    """All real runs on two hosts with the node as suspect, newest first; of those with it as reference the ones that
+    say something against it."""
     as_reference: int
     """Finished real runs on two hosts in which it was the reference."""
     counted_runs: int
@@ -157,7 +158,8 @@ class NodeProfile:
     timing: Timing
     """Of all counted attempts together."""
     wcnts: float | None
-    """Largest noise-to-signal ratio of any counted step; infinite where one has no bound; None without gradient runs."""
+    """Largest noise-to-signal ratio of any counted step; infinite where one has no bound; None without gradient
+    runs."""
     wcnts_run: UUID | None
     """The run that it is from."""
     leaves: dict[str, float]

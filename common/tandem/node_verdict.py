@@ -5,18 +5,20 @@ Only real runs of two different hosts are given to it. The rules, the first that
 ``corrupting``
     The node differed from the reference in conclusive runs with two *different* references, or differed from itself (a
     self-replay) in one; and the executables of these runs passed a null run between two other nodes (``self_differs``,
-    ``reproduced``). A mismatch with a reference that ever differed from itself does not count.
+    ``reproduced``). A mismatch with a reference that differed from itself does not count.
 ``suspected``
-    Anything less that speaks against it: a mismatch without reproduction or without a null run (``found``), findings in an
-    inconclusive run whose sides were alike (``inconclusive_finding``), it did not repeat its own results as a reference
-    (``reference_differs``), it was the reference of a null run that mismatched (``null_mismatch``).
+    Anything less that speaks against it: a mismatch without reproduction or without a null run (``found``), it did not
+    repeat its own results as a reference (``reference_differs``), findings in an inconclusive run whose sides were
+    alike (``inconclusive_finding``). What may as well be the other node's, only until the node is shown clean: a
+    mismatch with a reference that differed from itself (``doubtful_reference``), being the reference of a null run that
+    mismatched (``null_mismatch``).
 ``clean``
-    None of that, and enough was compared (`NodeRules`); says which rate it excludes.
+    None of that, and enough was compared (`NodeRules`); says which rate it excludes (``covered``).
 ``unknown``
-    Otherwise.
+    Otherwise (``not_covered``, ``no_conclusive_run``, ``cleared``, ``not_tested``).
 
-A later clean run erases nothing. Only a recorded decision does (`NodeDecision`): what was found before it counts no more,
-and what was clean before it neither, since the node may have got other parts.
+A later clean run erases nothing. Only a recorded decision does (`NodeDecision`): what was found before it counts no
+more, and what was clean before it neither, since the node may have got other parts.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from uuid import UUID
 
 from tandem import formats
@@ -137,8 +140,8 @@ def cleared_at(decisions: Iterable[NodeDecision]) -> float | None:
 def before_clearance(run: RunFacts, after: float | None) -> bool:
     """Whether a run no longer counts.
 
-    What was found counts unless the run had ended before the decision; what was clean counts only if the run began after
-    it.
+    What was found counts unless the run had ended before the decision; what was clean counts only if the run began
+    after it.
     """
     if after is None:
         return False
@@ -152,9 +155,9 @@ def decide_node(
     runs: Iterable[RunFacts],
     *,
     nulls: Iterable[NullPass] = (),
-    unsteady: Mapping[str, float] | Iterable[str] = (),
+    unsteady: Mapping[str, float] = MappingProxyType({}),
     decisions: Sequence[NodeDecision] = (),
-    rules: NodeRules = NodeRules(),  # noqa: B008 - frozen
+    rules: NodeRules = NodeRules(),
 ) -> NodeDecided:
     """The verdict of a node.
 
@@ -162,7 +165,8 @@ def decide_node(
         node: its name.
         runs: real runs on two hosts with the node on either side, in any order.
         nulls: null runs that matched.
-        unsteady: nodes that ever differed from themselves: what they say of another node does not count.
+        unsteady: nodes that differed from themselves -> until when (UTC seconds; infinite unless they were cleared
+            since): that another node mismatched with one of them in a run before then does not count against it.
         decisions: of people, about this node.
         rules: what `clean` takes.
     """
@@ -171,18 +175,27 @@ def decide_node(
         (r for r in runs if r.verdict is not None and not before_clearance(r, after)),
         key=lambda r: (_when(r), r.run_id),
     )
-    bad_references = set(unsteady) - {node}
     mine = [r for r in finished if r.suspect == node]
+    doubtful = [
+        r
+        for r in mine
+        if (r.findings or r.verdict == Verdict.MISMATCH)
+        and not r.suspect_differs
+        and r.created_at < unsteady.get(r.reference, 0.0)
+    ]
     passed: dict[str, float] = {}
     for null in sorted(nulls, key=lambda n: n.finished_at, reverse=True):
         if node not in (null.reference, null.suspect) and null.executables:
             passed[null.executables] = null.finished_at
-    found = [r for r in mine if r.verdict == Verdict.MISMATCH and r.reference not in bad_references]
+    found = [r for r in mine if r.verdict == Verdict.MISMATCH and r not in doubtful]
     if decided := _corrupting(found, passed):
         return decided
-    if decided := _suspected(node, finished, found, passed, bad_references):
+    if decided := _suspected(node, [r for r in finished if r not in doubtful], found, passed):
         return decided
-    return _clean_or_unknown(mine, rules, decisions, after)
+    decided = _clean_or_unknown(mine, rules, decisions, after)
+    if decided.verdict is NodeVerdict.CLEAN:
+        return decided
+    return _weakly_suspected(node, finished, doubtful, decided.missing) or decided
 
 
 def _when(run: RunFacts) -> float:
@@ -220,23 +233,16 @@ def _suspected(
     finished: Sequence[RunFacts],
     found: Sequence[RunFacts],
     passed: Mapping[str, float],
-    bad_references: set[str],
 ) -> NodeDecided | None:
     unsure = [
         r
         for r in finished
-        if r.suspect == node and r.findings and r.comparable and r not in found and r.reference not in bad_references
-        and r.verdict == Verdict.INCONCLUSIVE and not r.reference_differs
+        if r.suspect == node and r.findings and r.comparable and r.verdict == Verdict.INCONCLUSIVE
     ]  # fmt: skip
     unlike = [r for r in finished if r.reference == node and r.reference_differs]
-    nulls = [
-        r for r in finished
-        if r.reference == node and r.kind == Kind.NULL and r.verdict == Verdict.MISMATCH and r.suspect not in bad_references
-    ]  # fmt: skip
     causes = (
         ("found", found, "a mismatch, not yet reproduced under control"),
         ("reference_differs", unlike, "as a reference it did not repeat its own results"),
-        ("null_mismatch", nulls, "it was the reference of a null run that mismatched"),
         ("inconclusive_finding", unsure, "something differed in a run that was inconclusive"),
     )
     held = [cause for cause in causes if cause[1]]
@@ -249,16 +255,36 @@ def _suspected(
     elif unsure:
         last = unsure[-1]
         missing.append(f"a conclusive run: {last.run_id} was inconclusive ({formats.clean(last.reason, 80)})")
-    if not found and (unlike or nulls):
-        others = sorted({r.suspect for r in (*unlike, *nulls)})
-        missing.append(
-            f"a run with it as the suspect, against a reference other than {_names(others)}"
-        )
+    if not found and unlike:
+        others = sorted({r.suspect for r in unlike})
+        missing.append(f"a run with it as the suspect, against a reference other than {_names(others)}")
     said = held[0][2] + (f", against {_names(references)}" if held[0][0] == "found" else "")
     return NodeDecided(
         NodeVerdict.SUSPECTED, held[0][0], f"suspected: {said}", missing=tuple(missing),
         since=min(_when(r) for _, runs, _ in held for r in runs), references=references,
         behind=frozenset(r.run_id for _, runs, _ in held for r in runs),
+    )  # fmt: skip
+
+
+def _weakly_suspected(
+    node: str, finished: Sequence[RunFacts], doubtful: Sequence[RunFacts], missing: Sequence[str]
+) -> NodeDecided | None:
+    """What may as well be the other node's: it counts until the node is shown clean."""
+    nulls = [r for r in finished if r.reference == node and r.kind == Kind.NULL and r.verdict == Verdict.MISMATCH]
+    if doubtful:
+        others = tuple(dict.fromkeys(r.reference for r in doubtful))
+        rule, why = "doubtful_reference", f"it mismatched only with {_names(others)}, which also differed from itself"
+        need = f"a run against a reference other than {_names(others)}"
+    elif nulls:
+        others = tuple(dict.fromkeys(r.suspect for r in nulls))
+        rule, why = "null_mismatch", f"it was the reference of a null run that mismatched, against {_names(others)}"
+        need = f"a run with it as the suspect, against a reference other than {_names(others)}"
+    else:
+        return None
+    behind = doubtful or nulls
+    return NodeDecided(
+        NodeVerdict.SUSPECTED, rule, f"suspected: {why}", missing=(need, *missing), since=min(_when(r) for r in behind),
+        references=others if doubtful else (), behind=frozenset(r.run_id for r in behind),
     )  # fmt: skip
 
 
@@ -268,7 +294,6 @@ def _for_corrupting(found: Sequence[RunFacts], passed: Mapping[str, float], refe
     itself = [r for r in found if r.suspect_differs]
     wanted = itself or found
     need = [r for r in wanted if r.executables not in passed]
-    controlled = {r.reference for r in found if r.executables in passed}
     uncontrolled = list(dict.fromkeys(r.executables for r in need))
     if itself:
         uncontrolled = uncontrolled[:1]  # one run in which it differed from itself is enough
@@ -281,8 +306,6 @@ def _for_corrupting(found: Sequence[RunFacts], passed: Mapping[str, float], refe
         )
     if not itself and len(set(references)) < 2:
         out.append(f"the same again with a reference other than {_names(references)}")
-    elif not itself and controlled and not uncontrolled:
-        out.append("the same again with another reference")  # cannot be: two controlled references are enough
     return out
 
 
@@ -304,8 +327,8 @@ def _clean_or_unknown(
             NodeVerdict.CLEAN, "covered",
             f"clean: nothing differed in {len(large)} runs over {formats.count(steps)} steps and "
             f"{formats.device_hours(hours)} device-hours; at {formats.percent(CONFIDENCE)}, corruption in more than "
-            f"{formats.percent(zero_bound(steps))} of steps, or more than {rate_bound(hours):.2g} corrupting events per "
-            "device-hour, is excluded",
+            f"{formats.percent(zero_bound(steps))} of steps, or more than {rate_bound(hours):.2g} corrupting events "
+            "per device-hour, is excluded",
             since=max(_when(r) for r in large), behind=behind,
         )  # fmt: skip
     if matches:
@@ -324,11 +347,12 @@ def _clean_or_unknown(
 
 
 def _for_clean(large: Sequence[RunFacts], rules: NodeRules) -> list[str]:
-    out = []
     done = {r.workload for r in large}
-    for workload in rules.workloads:
-        if workload not in done:
-            out.append(f"a matching run of workload {workload} with a model larger than {_names(rules.too_small)}")
+    out = [
+        f"a matching run of workload {workload} with a model larger than {_names(rules.too_small)}"
+        for workload in rules.workloads
+        if workload not in done
+    ]
     if len(large) < rules.sessions:
         more = rules.sessions - len(large)
         out.append(f"{formats.plural(more, 'more matching run')} ({rules.sessions} are needed)")

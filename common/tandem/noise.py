@@ -1,10 +1,10 @@
 """Gradient noise (RQ2): noise-to-signal of each step, its worst case, mismatch frequency per leaf. Pure.
 
-noise-to-signal = ||g_s - g_r|| / ||g_r|| (arXiv 2502.12340), WCNTS its largest over the steps. What the paper does not say
-is ours: a step without a record had equal gradients, ratio 0, as has one whose gradients are both zero; a noise that is
-no finite number (the suspect's gradient holds NaN or infinity), a ratio above the largest fp64, or noise over a signal of
-zero is *unbounded* and makes the WCNTS infinite; a step whose reference gradient is not finite itself has no ratio and
-is only counted.
+noise-to-signal = ||g_s - g_r|| / ||g_r|| (arXiv 2502.12340), WCNTS its largest over the steps. What the paper does not
+say is ours: a step without a record had equal gradients, ratio 0, as has one whose gradients are both zero; a noise
+that is no finite number (the suspect's gradient holds NaN or infinity), a ratio above the largest fp64, or noise over a
+signal of zero is *unbounded* and makes the WCNTS infinite; a step whose reference gradient is not finite itself has no
+ratio and is only counted.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Noise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ratio(noise: float, signal: float) -> float | None:
-    """noise / signal by the rules above; infinite: unbounded; None: no ratio (the reference's gradient not finite)."""
+    """Noise / signal by the rules above; infinite: unbounded; None: no ratio (the reference's gradient not finite)."""
     if not math.isfinite(signal):
         return None
     if not math.isfinite(noise):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 
 import msgspec
 
@@ -158,7 +159,7 @@ def profile_run(records: RunRecords) -> RunProfile:
         device_seconds=sum(c.device_seconds for c in closings),
         devices=max((c.devices for c in closings), key=len, default=[]),
         device_count=_device_count(records, counted),
-        evidence=_evidence(detail, selves),
+        evidence=_evidence(detail, selves) if counted else _open_findings(facts),
         detail=detail,
     )
 
@@ -255,17 +256,21 @@ def _classes(steps: Sequence[StepRecord], compute: Iterable[MismatchRecord]) -> 
     out = {}
     for name, total in class_sums(steps).items():
         mine = rows[name]
-        weighted = [(r.severity_mean, parts.with_severity(r)) for r in mine if r.severity_mean is not None]
+        weighted = [(m, parts.with_severity(r)) for r in mine if (m := _finite(r.severity_mean)) is not None]
         out[name] = ClassStats(
             sites=sites[name][0],
             mismatched_sites=sites[name][1],
             sums=total,
             severity_weight=sum(w for _, w in weighted),
             severity_total=min(sum(m * w for m, w in weighted), _LARGEST),
-            severity_max=max((r.severity_max for r in mine if r.severity_max is not None), default=None),
+            severity_max=max((m for r in mine if (m := _finite(r.severity_max)) is not None), default=None),
             severities=sketch(r.severity_median for r in mine if r.severity_median is not None),
         )
     return out
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and isfinite(value) else None
 
 
 _LARGEST = 1.7976931348623157e308
@@ -312,6 +317,11 @@ def _evidence(detail: Detail, selves: Sequence[str]) -> str:
         detail.findings,
         f"unlike itself in {', '.join(formats.clean(s, 40) for s in selves[:3])}" if selves else "",
     )
+
+
+def _open_findings(facts: Sequence[AttemptFacts]) -> str:
+    found = sum(f.rows + len(f.suspect_differs) for f in facts if f.comparable)
+    return f"{formats.plural(found, 'finding')} in an inconclusive run" if found else ""
 
 
 def evidence_words(

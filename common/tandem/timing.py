@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from itertools import pairwise
 
 import msgspec
 
@@ -38,8 +39,8 @@ class Timing(msgspec.Struct, frozen=True, array_like=True):
     def burstiness(self) -> float | None:
         """(sigma - mu) / (sigma + mu) of the gaps: -1 regular, 0 as by chance (Poisson), towards 1 in bursts.
 
-        Goh and Barabasi, "Burstiness and memory in complex systems", EPL 81, 2008; sigma is the population's. None below
-        two gaps. Of n gaps it is at most (sqrt(n - 1) - 1) / (sqrt(n - 1) + 1), so few gaps cannot show a burst
+        Goh and Barabasi, "Burstiness and memory in complex systems", EPL 81, 2008; sigma is the population's. None
+        below two gaps. Of n gaps it is at most (sqrt(n - 1) - 1) / (sqrt(n - 1) + 1), so few gaps cannot show a burst
         (Kim and Jo, Physical Review E 94, 2016).
         """
         if self.gaps < 2:
@@ -67,9 +68,9 @@ def timing(steps: int, affected: Iterable[int]) -> Timing:
         affected: numbers of the steps in which anything mismatched, in any order.
     """
     hit = sorted(set(affected))
-    gaps = [later - earlier for earlier, later in zip(hit, hit[1:], strict=False)]
-    lengths = []
-    for number, step in enumerate(hit):
+    gaps = [later - earlier for earlier, later in pairwise(hit)]
+    lengths: list[int] = []
+    for number in range(len(hit)):
         if number and gaps[number - 1] == 1:
             lengths[-1] += 1
         else:
