@@ -143,8 +143,7 @@ def _beta_quantile(a: float, b: float, p: float) -> float:
     """The x with I_x(a, b) = p.
 
     By Newton's method in u = log x (rates span many powers of ten) on log I for the lower half, on log (1 - I) for the
-    upper one: both are concave in u, and near straight where they are steep. A step that leaves the bracket, or does not
-    halve it in the end, is replaced by bisection.
+    upper one, which are near straight where they are steep. A step that leaves the bracket is replaced by bisection.
     """
     lower = p < 0.5
     goal = math.log(p) if lower else math.log1p(-p)

@@ -255,6 +255,12 @@ def _suspected(
     elif unsure:
         last = unsure[-1]
         missing.append(f"a conclusive run: {last.run_id} was inconclusive ({formats.clean(last.reason, 80)})")
+    since = _when((found or unsure or unlike)[-1])
+    if later := [r for r in finished if r.suspect == node and r.verdict == Verdict.MATCH and r.created_at >= since]:
+        missing.append(
+            f"or a person's decision: {formats.plural(len(later), 'run')} since then matched, which erases nothing "
+            f"(`tandem node {formats.clean(node, 60)} clear --reason TEXT`)"
+        )
     if not found and unlike:
         others = sorted({r.suspect for r in unlike})
         missing.append(f"a run with it as the suspect, against a reference other than {_names(others)}")
