@@ -8,6 +8,7 @@ BENCHES = {
     "corrupt": "bench.rows.sync:corrupting",
     "chain": "bench.rows.chain:measure",
     "records": "bench.rows.records:measure",
+    "profile": "bench.rows.profile:measure",
     "visible": "bench.rows.visible:measure",
     "memory": "bench.rows.memory:measure",
     "controller": "bench.rows.controller:measure",

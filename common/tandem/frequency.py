@@ -41,7 +41,13 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(
-            *(a + b for a, b in zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True))
+            self.clusters + other.clusters,
+            self.affected + other.affected,
+            self.elements + other.elements,
+            self.mismatched + other.mismatched,
+            self.elements_squared + other.elements_squared,
+            self.mismatched_squared + other.mismatched_squared,
+            self.product + other.product,
         )
 
 

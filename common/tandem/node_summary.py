@@ -75,7 +75,7 @@ def summarise_node(
     steps, affected = sum(p.steps for p in profiles), sum(p.affected_steps for p in profiles)
     hours = sum(p.device_seconds for p in profiles) / 3600
     elements = sum(p.elements for p in profiles)
-    classes = _classes(details)
+    classes, severities = _classes(details)
     by_rank = _sum_cells(d.by_rank for d in details)
     replays = _sum_counts(d.replays for d in details)
     findings = _sum_counts(d.findings for d in details)
@@ -129,7 +129,7 @@ def summarise_node(
         layer_map=_map(d.layers for d in details),
         rank_map=_map(d.ranks for d in details),
         bits=_bits(d.bits for d in details),
-        severities=merge(c.severities for d in details for c in d.classes.values()),
+        severities=severities,
         extents=_sum_counts(d.extents for d in details),
         replays=replays,
         findings=findings,
@@ -175,14 +175,16 @@ def _line(run: Summarised, node: str, *, counted: bool, after: float | None, rul
     )  # fmt: skip
 
 
-def _classes(details: Sequence[Detail]) -> tuple[ClassProfile, ...]:
+def _classes(details: Sequence[Detail]) -> tuple[tuple[ClassProfile, ...], dict[int, int]]:
+    """The classes, and the sketch of severities of all together."""
     grouped: dict[str, list[ClassStats]] = {}
     for d in details:
         for name, stats in d.classes.items():
             grouped.setdefault(name, []).append(stats)
-    out = []
+    out, sketches = [], []
     for name in sorted(grouped, key=class_order):
         every = grouped[name]
+        sketches.append(merge(c.severities for c in every if c.severities))
         total = sum((c.sums for c in every), Sums())
         weight = sum(c.severity_weight for c in every)
         phase, module, family = [*name.split("/"), "", ""][:3]
@@ -194,11 +196,11 @@ def _classes(details: Sequence[Detail]) -> tuple[ClassProfile, ...]:
                 per_step=per_step(total),
                 # each term divided before it is added: a sum of severities may exceed fp64
                 severity_mean=sum(c.severity_total / weight for c in every) if weight else None,
-                severity_median=quantile(merge(c.severities for c in every), 0.5),
+                severity_median=quantile(sketches[-1], 0.5),
                 severity_max=max((c.severity_max for c in every if c.severity_max is not None), default=None),
             )
         )  # fmt: skip
-    return tuple(out)
+    return tuple(out), merge(sketches)
 
 
 def _devices(profiles: Sequence[RunProfile]) -> tuple[DeviceProfile, ...]:

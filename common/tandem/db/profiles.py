@@ -69,8 +69,8 @@ _AGAINST = f"(p.reference_differs OR (r.kind = '{Kind.NULL}' AND r.verdict = '{V
 """Runs that say something against their reference."""
 
 _MINE = text(
-    f"SELECT {_FACTS}, p.detail::text AS detail {_JOINS} WHERE r.suspect_node = :node AND {_REAL} "
-    "ORDER BY r.run_id DESC"
+    f"SELECT {_FACTS}, p.detail::text AS detail, p.version, r.records_dropped_at {_JOINS} "
+    f"WHERE r.suspect_node = :node AND {_REAL} ORDER BY r.run_id DESC"
 )
 _OTHERS = text(
     f"SELECT {_FACTS}, NULL AS detail {_JOINS} WHERE r.reference_node = :node AND {_AGAINST} AND {_REAL} "
@@ -246,10 +246,21 @@ def load_node(engine: Engine, node: str, rules: NodeRules = NodeRules()) -> Node
         UsageError: no run names it.
         DatabaseError: the database failed.
     """
-    try:
+    found = _read_node(engine, node, rules)
+    if found is None:
         catch_up(engine, node)
+        found = _read_node(engine, node, rules, lacking_ok=True)
+    assert found is not None
+    return found
+
+
+def _read_node(engine: Engine, node: str, rules: NodeRules, *, lacking_ok: bool = False) -> NodeProfile | None:
+    """None if a run has no summary yet, unless ``lacking_ok``."""
+    try:
         with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
             mine = conn.execute(_MINE, {"node": node}).all()
+            if not lacking_ok and any(_lacks(row) for row in mine):
+                return None
             others = conn.execute(_OTHERS, {"node": node}).all()
             as_reference = int(conn.scalar(_AS_REFERENCE, {"node": node}) or 0)
             decisions = _decisions(conn, [node])[node]
@@ -316,6 +327,13 @@ def _fleet_line(
         last_run_at=last.created_at if last else None, runs=len(mine), running=sum(r.verdict is None for r in mine),
         cleared_at=after,
     )  # fmt: skip
+
+
+def _lacks(row: Row[Any]) -> bool:
+    """Whether a run's summary is still to be made."""
+    if row.verdict is None or row.version == VERSION:
+        return False
+    return row.version is None or row.records_dropped_at is None
 
 
 def _facts(row: Row[Any]) -> RunFacts:
