@@ -9,6 +9,7 @@ BENCHES = {
     "chain": "bench.rows.chain:measure",
     "gradient": "bench.rows.gradient:measure",
     "records": "bench.rows.records:measure",
+    "profile": "bench.rows.profile:measure",
     "visible": "bench.rows.visible:measure",
     "memory": "bench.rows.memory:measure",
     "controller": "bench.rows.controller:measure",

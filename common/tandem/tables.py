@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from tandem import formats
 from tandem.records import MismatchRecord
-from tandem.summary import Counts, RunSummary
+from tandem.summary import Bound, Counts, RunSummary
 
 
 def align(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
@@ -102,9 +102,11 @@ def place(row: MismatchRecord) -> str:
 
 def bound_lines(summary: RunSummary) -> list[str]:
     """The bound in words, one line a unit; empty if something was found or nothing was compared."""
-    b = summary.bound
-    if b is None:
-        return []
+    return [] if summary.bound is None else bound_of(summary.bound)
+
+
+def bound_of(b: Bound) -> list[str]:
+    """A bound in words, one line a unit."""
     level = formats.percent(b.confidence)
     out = []
     if b.per_step is not None:

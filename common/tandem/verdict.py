@@ -129,6 +129,58 @@ def fingerprint(parity: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(parity), sort_keys=True).encode()).hexdigest()
 
 
+EXECUTABLE_FIELDS = ("jaxlib", "platform", "device_kind", "driver", "flags", "jax_config", "programs")
+"""Parity fields that, beside ``program.<name>``, say which code a device ran. Data, seed and model are not among them:
+the programs hold the shapes, and a null run with another seed controls the same executables."""
+
+
+def executables(parity: Mapping[str, str]) -> str:
+    """Digest of the executables alone, by which a null run of the same ones is found; empty if none were recorded."""
+    chosen = {k: v for k, v in parity.items() if k.startswith("program.") or k in EXECUTABLE_FIELDS}
+    return fingerprint(chosen) if any(k.startswith("program.") for k in chosen) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFacts:
+    """What the rules about nodes ask of an attempt."""
+
+    attempt: int
+    conclusive: bool
+    comparable: bool
+    """Parity and the known reduction were recorded and hold, and the reference never differed from itself: a difference
+    that was found is the suspect's, even if something else keeps the attempt from speaking."""
+    reference_differs: bool
+    suspect_differs: tuple[str, ...]
+    """Programs in which the suspect differed from itself while the reference, as often repeated, did not."""
+    rows: int
+    """Mismatch rows, those beyond the cap included."""
+    executables: str
+
+
+def attempt_facts(records: RunRecords) -> list[AttemptFacts]:
+    """Facts of every attempt, in order; pure, as the verdict is."""
+    spec = records.run.spec
+    tp, repeats = int(spec.get("tp", 1)), int(spec.get("self_replays", 8))
+    found = []
+    for row in sorted(records.attempts, key=lambda a: a.attempt):
+        a = _of_attempt(records, row)
+        parity = [c for c in a.controls if c.name is ControlName.PARITY]
+        reduction = [c for c in a.controls if c.name is ControlName.KNOWN_REDUCTION]
+        alike = bool(parity) and bool(reduction) and all(c.ok for c in (*parity, *reduction))
+        found.append(
+            AttemptFacts(
+                attempt=row.attempt,
+                conclusive=why_inconclusive(a, tp, repeats) is None,
+                comparable=alike and _images(a) is None and _node(a) is None and not _reference_differs(a),
+                reference_differs=_reference_differs(a),
+                suspect_differs=tuple(sorted({c.subject for c in _suspect_differs(a)})),
+                rows=max(sum(s.rows for s in a.steps), len(a.mismatches)),
+                executables=executables(parity_of(a.controls)),
+            )
+        )
+    return found
+
+
 def _of_attempt(records: RunRecords, row: AttemptRow) -> _Attempt:
     mine = row.attempt
     closings = [c for c in records.closings if c.attempt == mine]

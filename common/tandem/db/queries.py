@@ -9,11 +9,11 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import BigInteger, Connection, Engine, and_, cast, func, literal_column, select
+from sqlalchemy import BigInteger, Connection, Engine, and_, func, literal_column, select
 from sqlalchemy.exc import DBAPIError
 
 from tandem.db.engine import unreachable
-from tandem.db.models import Attempt, Base, Control, Fault, Mismatch, Run, Step
+from tandem.db.models import Attempt, AttemptTotals, Base, Control, Fault, Mismatch, Run, Step
 from tandem.db.rows import LAYOUTS
 from tandem.errors import DatabaseError
 from tandem.records import (
@@ -129,7 +129,7 @@ def list_runs(
     synthetic: bool | None = None,
     before: UUID | None = None,
 ) -> list[RunSummaryRow]:
-    """Runs with their totals, newest first.
+    """Runs with their totals, newest first; reads no step and no mismatch.
 
     Args:
         engine: the database.
@@ -156,22 +156,15 @@ def list_runs(
         query = query.where(Run.run_id < before)
     page = query.subquery()
     attempts = select(func.count()).where(Attempt.run_id == page.c.run_id).scalar_subquery()
-    each = func.jsonb_each(Step.classes).table_valued("key", "value").lateral("each")
-    numbers = [
-        func.coalesce(func.sum(cast(literal_column(f"each.value->>{i}"), BigInteger)), 0).cast(BigInteger)
-        for i in range(4)
-    ]
+    counts = ("steps", "sites", "elements", "mismatched_sites", "mismatched_elements")
     totals = (
-        select(*(n.label(f"n{i}") for i, n in enumerate(numbers)))
-        .select_from(Step)
-        .outerjoin(each, literal_column("true"))
-        .where(Step.run_id == page.c.run_id)
+        select(*(func.coalesce(func.sum(getattr(AttemptTotals, n)), 0).cast(BigInteger).label(n) for n in counts))
+        .where(AttemptTotals.run_id == page.c.run_id)
         .lateral("totals")
     )
-    steps = select(func.count()).select_from(Step).where(Step.run_id == page.c.run_id).scalar_subquery()
     names = RunRow.__struct_fields__
     statement = (
-        select(*(page.c[n] for n in names), attempts, steps, totals.c.n0, totals.c.n1, totals.c.n2, totals.c.n3)
+        select(*(page.c[n] for n in names), attempts, *(totals.c[n] for n in counts))
         .select_from(page)
         .join(totals, literal_column("true"))
         .order_by(page.c.run_id.desc())
