@@ -9,6 +9,7 @@
       |     +-- WeightsError    weight files do not fit the model
       |     +-- DataError       data files cannot be used
       |     +-- DatabaseError   the database cannot be reached or has the wrong schema
+      |           +-- RunNotFoundError  no stored run has that name
       +-- PairError             the pair ended without a result (exit 2); carries a named reason
             +-- ParityError     the first field in which the sides differ
             +-- LinkError       stale, foreign, dead or half-open peer
@@ -45,6 +46,10 @@ class DataError(SetupError):
 
 class DatabaseError(SetupError):
     pass
+
+
+class RunNotFoundError(DatabaseError):
+    """No stored run has that name."""
 
 
 class PairError(TandemError):

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from tandem.db.engine import unreachable
 from tandem.db.models import Attempt, AttemptTotals, Base, Control, Fault, Mismatch, Run, Step
 from tandem.db.rows import LAYOUTS
-from tandem.errors import DatabaseError
+from tandem.errors import DatabaseError, RunNotFoundError
 from tandem.records import (
     AttemptRow,
     ClosingRecord,
@@ -181,7 +181,8 @@ def find_run(engine: Engine, prefix: str) -> UUID:
     """The run whose id begins with ``prefix`` (dashes may be left out), or the newest one for ``last``.
 
     Raises:
-        DatabaseError: none or several.
+        RunNotFoundError: none begins so.
+        DatabaseError: several do, or there is no run at all for ``last``.
     """
     wanted = prefix.strip().lower().replace("-", "")
     try:
@@ -192,7 +193,7 @@ def find_run(engine: Engine, prefix: str) -> UUID:
                     raise DatabaseError("there is no run yet: start one with `tandem run`")
                 return newest
             if not re.fullmatch(r"[0-9a-f]{1,32}", wanted):
-                raise DatabaseError(f"{prefix!r} is no run id: give its first characters, or `last`")
+                raise RunNotFoundError(f"{prefix!r} is no run id: give its first characters, or `last`")
             low, high = UUID(wanted.ljust(32, "0")), UUID(wanted.ljust(32, "f"))
             found = conn.scalars(
                 select(Run.run_id).where(Run.run_id.between(low, high)).order_by(Run.run_id.desc()).limit(4)
@@ -200,7 +201,7 @@ def find_run(engine: Engine, prefix: str) -> UUID:
     except DBAPIError as error:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
     if not found:
-        raise DatabaseError(f"no run begins with {prefix}: list them with `tandem runs`")
+        raise RunNotFoundError(f"no run begins with {prefix}: list them with `tandem runs`")
     if len(found) > 1:
         more = " ..." if len(found) > 3 else ""
         raise DatabaseError(
