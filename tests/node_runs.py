@@ -34,6 +34,9 @@ HOUR = 3600.0
 CLASSES = {"fwd/attn/out": (8, 8000), "bwd/ffn/dx": (8, 8000), "update/attn/param": (4, 4000)}
 """Site class -> tensors and elements of every step."""
 
+PROGRAMS = tuple(dict.fromkeys(name for names in REQUIRED_PROGRAMS.values() for name in names))
+"""Of all workloads: more than any one needs."""
+
 
 def node_run(
     *,
@@ -204,8 +207,8 @@ def _controls(
 
     parity = dict.fromkeys(REQUIRED_PARITY, "same") | {
         "device_count": str(device_count),
-        "programs": ";".join(REQUIRED_PROGRAMS),
-        **{f"program.{name}": f"{name} {programs}" for name in REQUIRED_PROGRAMS},
+        "programs": ";".join(PROGRAMS),
+        **{f"program.{name}": f"{name} {programs}" for name in PROGRAMS},
     }
     out = [control(ControlName.PARITY, Role.SUSPECT, 0, field, value=value) for field, value in parity.items()]
     out.append(control(ControlName.KNOWN_REDUCTION, Role.SUSPECT, 0, ""))
@@ -216,7 +219,7 @@ def _controls(
                     ControlName(f"self_replay_{when}"), role, step, program, 2,
                     ok=not (role in differs and when == "end" and program == "attn.fwd"),
                 )
-                for program in REQUIRED_PROGRAMS
+                for program in PROGRAMS
             ]  # fmt: skip
         for subject in ("digest", *(f"rank {r}" for r in range(tp))):
             out.append(control(ControlName(f"positive_{when}"), Role.SUSPECT, step, subject))

@@ -225,7 +225,7 @@ def _detail(
         nonfinite=sum(row.nonfinite or 0 for row in compute),
         nullified=sum(row.nullified or 0 for row in compute),
         zero_reference=sum(row.zero_reference or 0 for row in compute),
-        uncounted=sum(row.mismatched is None for row in rows),
+        uncounted=sum(row.mismatched is None and row.cause is not Cause.DERIVED for row in rows),
         capped=capped,
         timing=sum(when, Timing()),
         timeline=timeline(steps, records.run.workload),
