@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
@@ -89,6 +91,25 @@ def test_the_page_of_a_node_and_its_exit_code(
     assert found == code
     profile = to_json(load_node(engine, node))
     assert json.loads(out) == json.loads(json.dumps(profile))
+
+
+def test_the_documented_json_keys_are_the_real_ones(tandem: Tandem, fleet: list[str]) -> None:
+    def documented(heading: str) -> str:
+        text = (Path(__file__).parents[2] / "docs" / "json.md").read_text()
+        return text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+    rows = re.findall(r"^\| (`[^|]*) \|(.*)\|$", documented("A node"), re.MULTILINE)
+    shown = json.loads(tandem("node", "sick", "--json")[1])
+    assert {key for keys, _ in rows for key in re.findall(r"`(\w+)`", keys)} == set(shown)
+    told = {key: set(re.findall(r"`(\w+)`", text)) for keys, text in rows for key in re.findall(r"`(\w+)`", keys)}
+    for name in ("classes", "devices", "runs", "layer_map", "severities"):
+        assert set(shown[name][0]) <= told[name], name
+    listed = json.loads(tandem("nodes", "--json")[1])
+    assert set(listed["nodes"][0]) <= set(re.findall(r"`(\w+)`", documented("Nodes")))
+    verdict = json.loads(tandem("verdict", fleet[1], "--json")[1])
+    words = set(re.findall(r"`(\w+)`", documented("A verdict computed again")))
+    assert set(verdict) | set(verdict["statistics"]) | set(verdict["statistics"]["classes"][0]) <= words
+    assert set(verdict["statistics"]["timing"]) | set(verdict["statistics"]["per_step"]) <= words
 
 
 def test_a_person_clears_a_node(tandem: Tandem, fleet: list[str], engine: Engine) -> None:
