@@ -1,0 +1,105 @@
+"""The program ``sketch``: `tandem_worker.drift.sketch` of the stored master weights, on the device.
+
+A program of its own behind the step, so that it reads what the step stored and not a recomputed copy of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from tandem.sites import Site
+from tandem.vocabulary import Module, Phase
+from tandem_worker.chain import Op, TensorSpec
+from tandem_worker.digest import fmix32
+from tandem_worker.drift.sketch import COLUMN_SEED, FRACTION, ROW_SEED, buckets, rows_of
+from tandem_worker.model.compile import Compute
+from tandem_worker.model.forward import AXIS, Array
+
+SKETCH = "sketch"
+"""Name of the program and of its slot, int32 ``[2, K]`` per rank."""
+TOP = "sketch.top"
+"""int32 ``[]`` per rank: bits of the largest absolute weight."""
+_BLOCK = 8
+"""Rows that are added at a time: XLA:CPU vectorises such a reduction, and not one over the whole leading axis."""
+
+
+def sketch_slots(ranks: int) -> dict[str, TensorSpec]:
+    return {SKETCH: TensorSpec((2, buckets(ranks)), "int32"), TOP: TensorSpec((), "int32")}
+
+
+def sketch_op(step: Op, first_site: int, ranks: int) -> Op:
+    """The op that follows the step; its sites are compared for their transport only.
+
+    Args:
+        step: the whole step.
+        first_site: number of its first site.
+        ranks: how many.
+    """
+    masters = tuple(slot for slot in step.outputs if slot.startswith("master."))
+    slots = sketch_slots(ranks)
+    sites = tuple(
+        Site(first_site + i, Phase.UPDATE, Module.OPTIMIZER, -1, name, spec.shape, spec.dtype)
+        for i, (name, spec) in enumerate(slots.items())
+    )
+    return Op(1, SKETCH, masters, masters, tuple(slots), sites)
+
+
+def sketch_body(replicated: Sequence[bool], ranks: int) -> Compute:
+    """What one rank computes of its masters, in the op's order; ``replicated``: counts on rank 0 alone."""
+    number = buckets(ranks)
+
+    def compute(local: list[Array], _: Array | None) -> tuple[list[Array], Array | None]:
+        column = fmix32(jnp.arange(number, dtype=jnp.uint32) + np.uint32(COLUMN_SEED))
+        mine = jnp.where(lax.axis_index(AXIS) == 0, jnp.int32(1), jnp.int32(0))
+        high, low = jnp.zeros(number, jnp.int32), jnp.zeros(number, jnp.int32)
+        tops, row = [], 0
+        for value, same in zip(local, replicated, strict=True):
+            found, top = _leaf(value.reshape(-1), row, column)
+            row += rows_of(value.size, number)
+            tops += top
+            for more in found:
+                more_high, more_low = (lane * mine for lane in more) if same else more
+                high, low = high + more_high, low + more_low
+        return [jnp.stack([high, low]), jnp.max(jnp.stack(tops))], None
+
+    return compute
+
+
+def _leaf(flat: Array, row: int, column: Array) -> tuple[list[tuple[Array, Array]], list[Array]]:
+    """Both lanes of a leaf, in up to two parts, and the largest absolute bits of each."""
+    number = column.shape[0]
+    whole = flat.size // (number * _BLOCK)
+    sums, tops = [], []
+    if whole:
+        high, low, top = _blocks(flat[: whole * _BLOCK * number].reshape(whole, _BLOCK, number), row, column)
+        sums.append((jnp.sum(high, axis=0), jnp.sum(low, axis=0)))
+        tops.append(jnp.max(top))
+    if rest := flat.size - whole * _BLOCK * number:
+        rows = rows_of(rest, number)
+        padded = jnp.pad(flat[whole * _BLOCK * number :], (0, rows * number - rest))
+        high, low, top = _blocks(padded.reshape(1, rows, number), row + whole * _BLOCK, column)
+        sums.append((high[0], low[0]))
+        tops.append(jnp.max(top))
+    return sums, tops
+
+
+def _blocks(values: Array, row: int, column: Array) -> tuple[Array, Array, Array]:
+    """Sums over the middle axis of ``[N, rows, K]``: high and low lane, and the maximum of the absolute bits."""
+    count = values.shape[0] * values.shape[1]
+    index = jnp.arange(count, dtype=jnp.uint32) + np.uint32((row + ROW_SEED) & 0xFFFFFFFF)
+    multiplier = (fmix32(index) | np.uint32(1)).reshape(values.shape[:2])
+    sign = lax.bitcast_convert_type(multiplier[..., None] * column, jnp.int32) >> 31
+    scaled = values * np.float32(2.0**FRACTION)
+    high = jnp.trunc(scaled * np.float32(2.0**-16))
+    low = lax.round(scaled - high * np.float32(2.0**16), lax.RoundingMethod.TO_NEAREST_EVEN)
+    lanes = [(part.astype(jnp.int32) ^ sign) - sign for part in (high, low)]
+    size = lax.bitcast_convert_type(values, jnp.int32) & np.int32(0x7FFFFFFF)
+    zero = np.int32(0)
+    found: tuple[Array, Array, Array] = tuple(
+        lax.reduce([*lanes, size], [zero] * 3, lambda a, b: [a[0] + b[0], a[1] + b[1], jnp.maximum(a[2], b[2])], (1,))
+    )
+    return found
