@@ -77,8 +77,9 @@ def fused_loss(model: ModelConfig, z_loss: float, params: dict[str, Any], tokens
         x = x + (gate / (1 + jnp.exp(-gate)) * (y @ ffn["w_up"])) @ ffn["w_down"]
     head = params["embed.embedding"] if model.tied else params["head.unembedding"]
     logits = _norm(model, params["head.norm"], x) @ head.T
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)
-    return -jnp.mean(picked) + z_loss * jnp.mean(jax.scipy.special.logsumexp(logits, axis=-1) ** 2)
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    per_token = -picked + z_loss * jax.scipy.special.logsumexp(logits, axis=-1) ** 2
+    return jnp.mean(per_token[targets >= 0])
 
 
 def _norm(model: ModelConfig, weight: Any, x: Any) -> Any:

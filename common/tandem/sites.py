@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from tandem.vocabulary import Module, Phase
+from tandem.vocabulary import Module, Phase, Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,11 @@ class Site:
         return f"{self.phase}/{self.module}{layer} {self.tensor}"
 
 
-def in_frequency(family: str) -> bool:
-    """Whether a tensor family counts in the paper's phase x module table: the per-rank partials only."""
-    return family in ("out", "dx")
+FREQUENCY: dict[str, tuple[str, ...]] = {Workload.SUBMODULE: ("out", "dx"), Workload.GRADIENT: ("dw",)}
+"""Tensor families that count in a workload's frequency: the paper's per-rank partials, or the gradient leaves.
+Training and fine-tuning are not synchronised: after the first difference everything differs, so they have none."""
+
+
+def in_frequency(family: str, workload: str = Workload.SUBMODULE) -> bool:
+    """Whether a tensor family counts in the phase x module table of a workload."""
+    return family in FREQUENCY.get(workload, ())

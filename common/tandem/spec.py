@@ -21,6 +21,21 @@ T = TypeVar("T", bound=BaseModel)
 Positive = Annotated[int, Field(gt=0)]
 
 
+IMPLEMENTED = (Workload.SUBMODULE, Workload.GRADIENT)
+"""Workloads that exist; the others are refused by name."""
+_OF_WORKLOADS: dict[str, tuple[Workload, ...]] = {
+    "exchange_mib": (Workload.GRADIENT, Workload.TRAINING, Workload.FINETUNE),
+    **dict.fromkeys(
+        ("exact_every", "exact_mib", "baseline", "checkpoints", "checkpoint_every", "resume", "start"),
+        (Workload.TRAINING, Workload.FINETUNE),
+    ),
+    **dict.fromkeys(
+        ("questions", "held_out_percent", "scoring", "packed", "evaluate_every"), (Workload.FINETUNE,)
+    ),
+}  # fmt: skip
+"""Fields that only some workloads use."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -76,6 +91,8 @@ class Training(_Model):
     compute: Literal["bfloat16", "float32"] = "bfloat16"
     accumulate: Literal["float32", "compute"] = "float32"
     """dtype in which `reduce` adds the ranks' partials."""
+    masked: bool = False
+    """Whether targets of -1 are ignored: fine-tuning, whose loss is on the answers alone."""
     z_loss: float = Field(0.0, ge=0)
     """Weight of the mean squared log-sum-exp added to the cross entropy."""
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -171,6 +188,11 @@ class RunSpec(_Model):
             raise ValueError("give steps or duration, else the run never ends")
         if self.sync is SyncMode.NONE:
             raise ValueError("sync 'none' compares nothing; it exists for the benchmark only")
+        if self.workload not in IMPLEMENTED:
+            raise ValueError(f"workload {self.workload} does not exist yet: use {' or '.join(IMPLEMENTED)}")
+        for name, workloads in _OF_WORKLOADS.items():
+            if self.workload not in workloads and getattr(self, name) != type(self).model_fields[name].default:
+                raise ValueError(f"{name} belongs to workload {' or '.join(workloads)}, this one is {self.workload}")
         return self
 
 
@@ -246,6 +268,7 @@ def resolve(spec: RunSpec, model: ModelConfig | None = None) -> tuple[ModelConfi
         if (value := getattr(spec, field)) is not None:
             training[field] = value
     training["optimizer"] |= spec.optimizer
+    training["masked"] = spec.workload is Workload.FINETUNE
     shape = validate(Training, training, "training")
     check_tp(model, shape, spec.tp)
     return model, shape

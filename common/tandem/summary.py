@@ -40,7 +40,8 @@ class RunSummary:
     """Cause ``compute`` only, exact."""
     mismatched_elements: int
     table: list[Counts]
-    """The paper's table: one line per phase x module, per-rank partials only."""
+    """One line per phase x module: per-rank partials (the paper's table), or gradient leaves; empty where no value is
+    kept equal."""
     others: list[Counts]
     """Every other tensor family, a line each."""
     findings: dict[str, int]
@@ -107,6 +108,7 @@ class RunSummary:
 
 def summarise(records: RunRecords) -> RunSummary:
     """Everything that is shown of a run, from its stored records; the order of the records does not matter."""
+    workload = records.run.workload
     steps = sorted(records.steps, key=lambda s: (s.attempt, s.step))
     rows = sorted(records.mismatches, key=parts.row_order)
     compute = [row for row in rows if row.cause is Cause.COMPUTE]
@@ -142,10 +144,10 @@ def summarise(records: RunRecords) -> RunSummary:
         elements=elements,
         mismatched_sites=mismatched_sites,
         mismatched_elements=sum(c.mismatched_elements for c in lines),
-        table=[c for c in lines if in_frequency(c.family)],
-        others=[c for c in lines if not in_frequency(c.family)],
+        table=[c for c in lines if in_frequency(c.family, workload)],
+        others=[c for c in lines if not in_frequency(c.family, workload)],
         findings=findings,
-        uncounted=sum(row.mismatched is None for row in rows),
+        uncounted=sum(row.mismatched is None and row.cause is not Cause.DERIVED for row in rows),
         first=rows[0] if rows else None,
         first_rows=rows[:10],
         ranks=parts.group(rows, lambda row: row.rank),
@@ -158,7 +160,7 @@ def summarise(records: RunRecords) -> RunSummary:
         nonfinite=sum(row.nonfinite or 0 for row in compute),
         nullified=sum(row.nullified or 0 for row in compute),
         zero_reference=sum(row.zero_reference or 0 for row in compute),
-        over_steps=[parts.point(s) for s in steps],
+        over_steps=[parts.point(s, workload) for s in steps],
         site_map=parts.site_map(rows),
         controls=parts.controls(records),
         devices=sorted({d for c in records.closings for d in c.devices}),
@@ -235,6 +237,11 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
         out.append(
             "What corruption does to a gradient or to a whole training: backward programs take the reference's inputs "
             "and recompute their forward from them, so no error reaches a later site."
+        )
+    if s.run.workload == Workload.GRADIENT:
+        out.append(
+            "Which submodule computed wrongly: a wrong value inside the step spreads to nearly every gradient; the "
+            "workload submodule tells them apart."
         )
     if s.run.verdict == Verdict.MATCH:
         out.append("Corruption that is rarer than the bound above: one clean run does not clear a node.")

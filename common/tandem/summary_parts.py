@@ -62,7 +62,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class StepPoint:
-    """One step on the time axis; only per-rank partials (``out``, ``dx``) enter ``frequency``."""
+    """One step on the time axis; only what counts in the workload's table enters ``frequency``."""
 
     attempt: int
     step: int
@@ -217,8 +217,8 @@ def device_hours(records: RunRecords) -> float:
     return seconds / 3600
 
 
-def point(step: StepRecord) -> StepPoint:
-    partial = [c for name, c in step.classes.items() if in_frequency(name.rsplit("/", 1)[-1])]
+def point(step: StepRecord, workload: str) -> StepPoint:
+    partial = [c for name, c in step.classes.items() if in_frequency(name.rsplit("/", 1)[-1], workload)]
     return StepPoint(
         attempt=step.attempt,
         step=step.step,

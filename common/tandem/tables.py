@@ -62,7 +62,7 @@ def count_row(counts: Counts, *, family: bool) -> list[str]:
 def phase_module_table(summary: RunSummary) -> list[str]:
     """The paper's table: one line per phase x module, per-rank partials before the reduction only."""
     if not summary.table:
-        return ["no site was compared"]
+        return other_table(summary) or ["no site was compared"]
     return align(COUNT_HEADER, (count_row(c, family=len_families(summary, c) > 1) for c in summary.table))
 
 

@@ -80,7 +80,7 @@ def refused(
         (["--steps", "many"], "--steps"),
         (["--sync", "never"], "sync"),
         (["--sync", "none"], "compares nothing"),
-        (["--workload", "gradient"], "does not exist yet"),
+        (["--workload", "alignment"], "workload"),
         (["--seed", "-1"], "seed"),
         (["--window", "0"], "window"),
         (["--run-id", "7"], "is no UUID"),

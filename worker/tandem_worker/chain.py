@@ -135,6 +135,13 @@ class Chain:
     inside: Mapping[str, tuple[Op, ...]] = field(default_factory=dict)
     """Whole-step program -> ops of `submodules` that have the injector inside it, in the order of their fault rows."""
 
+    extra: Mapping[str, Op] = field(default_factory=dict)
+    """Programs outside the step, by name: what they read."""
+
+    def op_of(self, program: str) -> Op:
+        """An op that runs a program of `submodules` or of `extra`."""
+        return self.extra.get(program) or next(op for op in self.submodules.ops if op.program == program)
+
     def fault_ops(self, op: Op) -> tuple[Op, ...]:
         """The ops whose fault rows an execution of ``op`` takes, one after another: itself, or those inside it."""
         return self.inside.get(op.program, (op,))

@@ -13,7 +13,7 @@ from tandem.cli.output import DbOption, JsonOption, console, database_url, emit_
 from tandem.errors import SpecError
 from tandem.records import RunRecords
 from tandem.spec import RunSpec, load_preset, resolve, validate
-from tandem.vocabulary import Kind, Workload
+from tandem.vocabulary import Kind
 
 
 def run(
@@ -74,8 +74,6 @@ def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
         if values.get("kind", "") is None:
             values["kind"] = str(Kind.NULL)  # YAML reads the bare word null as no value
     spec = validate(RunSpec, values | flags, f"spec {path}" if path else "option")
-    if spec.workload is not Workload.SUBMODULE:
-        raise SpecError(f"workload {spec.workload} does not exist yet: use --workload submodule")
     load_preset(spec.model)
     return _absolute(spec)
 

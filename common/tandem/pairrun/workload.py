@@ -10,7 +10,7 @@ from typing import Any
 
 from tandem.errors import SpecError
 from tandem.spec import RunSpec, load_preset, validate
-from tandem.vocabulary import Kind, Workload
+from tandem.vocabulary import Kind
 
 ELSEWHERE = ("kind",)
 """Fields of the run spec that have their own place in the PairRun."""
@@ -45,8 +45,6 @@ def to_run_spec(workload: dict[str, Any], kind: Kind) -> RunSpec:
         spec = validate(RunSpec, values, "workload")
     except SpecError as error:
         raise SpecError(_spelled(str(error))) from None
-    if spec.workload is not Workload.SUBMODULE:
-        raise SpecError(f"workload {spec.workload} does not exist yet: use name: submodule")
     load_preset(spec.model)
     return spec
 

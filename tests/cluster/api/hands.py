@@ -27,7 +27,7 @@ from tandem.pairrun.crd import crd
 from tandem.pairrun.status import PairRunStatus, read_status, timestamp
 from tandem.records import ControlRecord, RunRecords
 from tandem.verdict import REQUIRED_PARITY, REQUIRED_PROGRAMS
-from tandem.vocabulary import ControlName, Role
+from tandem.vocabulary import ControlName, Role, Workload
 from tandem_controller.controller import Controller
 from tandem_controller.metrics import Metrics
 from tandem_controller.settings import Settings

@@ -45,6 +45,18 @@ def test_a_corrupting_suspect_is_found_with_its_rows_in_postgresql(tandem: Tande
     tandem.delete("corrupt")
 
 
+def test_a_gradient_run_measures_the_noise_of_a_corrupting_suspect(tandem: Tandem) -> None:
+    with tandem.quarantined():
+        tandem.create("noise", workload={"name": "gradient", "fault": "demo", "steps": 3})
+        status = tandem.verdict("noise")
+    assert status.verdict == "mismatch", status.message
+    shown = tandem.show("noise")
+    assert (shown["workload"], shown["steps_compared"]) == ("gradient", 3)
+    assert {line["family"] for line in shown["table"]} == {"dw"}
+    assert shown["mismatched_elements"] > 0
+    tandem.delete("noise")
+
+
 def test_the_suspect_reaches_its_partners_port_and_dns_and_nothing_else(tandem: Tandem) -> None:
     """Neither PostgreSQL, the API server, another pod nor a node; and nobody reaches it."""
     cluster = tandem.cluster

@@ -66,7 +66,7 @@ def self_replay(machine: Machine, step: int, repeats: int, first: int) -> list[S
         machine.release(op)
     machine.slots = saved
     for program in sorted(machine.chain.programs.keys() - seen):
-        op = next(op for op in machine.chain.submodules.ops if op.program == program)
+        op = machine.chain.op_of(program)
         inputs = known_inputs(machine, op, np.random.default_rng([first, len(op.inputs)]))
         again = [partial(machine.chain.programs[program], inputs) for _ in range(repeats)]
         results.append(_repeat(program, machine, again))

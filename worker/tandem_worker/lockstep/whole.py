@@ -35,7 +35,7 @@ class WholeReference(Reference):
         """One replay of the step replays every site: the budget only says whether there are any."""
         return set(outputs) if op.replayable and self._budget > 0 else set()
 
-    def _wanted(self, unequal: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def _wanted(self, unequal: list[tuple[int, int]]) -> list[tuple[int, int]]:  # noqa: ARG002
         """Nothing comes unasked."""
         return []
 

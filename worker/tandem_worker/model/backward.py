@@ -20,6 +20,7 @@ from tandem.spec import ModelConfig, Training
 from tandem_worker.model.forward import (
     Array,
     Tap,
+    answer_share,
     gather_sequence,
     no_tap,
     own_rows,
@@ -59,7 +60,8 @@ def head_backward(
     """Gradients of the mean loss: ``dx`` partial, ``dw.norm`` fp32 partial, ``dw.unembedding``.
 
     d loss / d logit = (softmax * (1 + 2 z lse) - onehot) / (B * S), with softmax = exp(logit - lse) from the
-    synchronised log-sum-exp; chunked over the vocabulary, so that logits are never materialised whole.
+    synchronised log-sum-exp; chunked over the vocabulary, so that logits are never materialised whole. Where targets
+    are masked, 1 / (B * S) is `answer_share`.
     """
     dtype, rows = x_BxPxH.dtype, unembedding_VxH.shape[0]
     normed_BxSxH, norm_vjp = jax.vjp(
@@ -67,8 +69,9 @@ def head_backward(
     )
     local_BxS, _ = own_rows(targets_BxS, rows)
     lse_BxS = reduced_2xBxS[0]
-    scale = 1.0 / targets_BxS.size
-    weight_BxS = scale * (1.0 + 2.0 * training.z_loss * lse_BxS)
+    scale = answer_share(targets_BxS)[..., None] if training.masked else 1.0 / targets_BxS.size
+    per_token = scale[..., 0] if training.masked else scale
+    weight_BxS = per_token * (1.0 + 2.0 * training.z_loss * lse_BxS)
 
     def walk(size: int, total_BxSxH: Array, start: Array) -> tuple[Array, Array]:
         chunk = lax.dynamic_slice_in_dim(unembedding_VxH, start, size, axis=0)

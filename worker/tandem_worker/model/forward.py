@@ -243,8 +243,13 @@ def head_statistics(
     return jnp.stack(carry)
 
 
-def head_reduce(training: Training, out_3xBxS: Array) -> tuple[Array, Array]:
+def head_reduce(training: Training, out_3xBxS: Array, targets_BxS: Array | None = None) -> tuple[Array, Array]:
     """Combine the ranks' statistics in rank order.
+
+    Args:
+        training: weight of the z-loss; `masked`: targets of -1 count in no mean.
+        out_3xBxS: of `head_statistics`.
+        targets_BxS: int32, needed only where `masked`.
 
     Returns:
         fp32 ``[2, B, S]`` (log-sum-exp, target logit) and the fp32 mean loss: cross entropy plus ``z_loss`` times the
@@ -254,10 +259,21 @@ def head_reduce(training: Training, out_3xBxS: Array) -> tuple[Array, Array]:
     highest = jnp.max(ranks_Rx3xBxS[:, 0], axis=0)
     total = sum_ranks(ranks_Rx3xBxS[:, 1] * jnp.exp(ranks_Rx3xBxS[:, 0] - highest))
     lse, target = highest + jnp.log(total), sum_ranks(ranks_Rx3xBxS[:, 2])
+    if training.masked:
+        assert targets_BxS is not None
+        share_BxS = answer_share(targets_BxS)
+        loss = jnp.sum(share_BxS * (lse - target + training.z_loss * lse * lse))
+        return jnp.stack((lse, target)), loss
     loss = jnp.mean(lse - target)
     if training.z_loss:
         loss += training.z_loss * jnp.mean(lse * lse)
     return jnp.stack((lse, target)), loss
+
+
+def answer_share(targets_BxS: Array) -> Array:
+    """Weight of each token in the mean over those whose target is not -1; all zero where there is none: fp32."""
+    counts_BxS = (targets_BxS >= 0).astype(jnp.float32)
+    return counts_BxS / jnp.maximum(jnp.sum(counts_BxS), 1.0)
 
 
 def sum_ranks(x_Rx: Array) -> Array:

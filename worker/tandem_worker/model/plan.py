@@ -13,7 +13,7 @@ ffn.fwd         x, norm, w_gate, w_up, w_down                  out
 reduce          partial, residual                              reduced
 head.fwd        x, norm, unembedding (tied: embedding),        out [3, B, S] fp32: per token maximum, sum of
                 targets                                        exponentials, target logit
-head.reduce     out                                            reduced [2, B, S] fp32: log-sum-exp and target
+head.reduce     out (masked: and targets)                      reduced [2, B, S] fp32: log-sum-exp and target
                                                                logit; reduced.loss [] fp32
 head.bwd        x, norm, unembedding, targets, reduced         dx, dw.norm, dw.unembedding
 ffn.bwd ...     x, weights, g                                  dx, dw.<leaf>
@@ -79,7 +79,7 @@ class _Builder:
     def __init__(self, model: ModelConfig, training: Training, tp: int) -> None:
         batch, sequence, hidden = training.batch, training.sequence, model.hidden
         self.model, self.tp = model, tp
-        self.compute = training.compute
+        self.compute, self.masked = training.compute, training.masked
         self.partial = TensorSpec((batch, sequence, hidden), training.compute)
         self.sharded = TensorSpec((batch, sequence // tp, hidden), training.compute)
         self.tokens = TensorSpec((batch, sequence), "int32")
@@ -112,7 +112,8 @@ class _Builder:
         inputs = [("x", x), *self._weights(Module.HEAD, -1), ("targets", "targets")]
         out = self._run("head.fwd", inputs, Phase.FWD, Module.HEAD, -1, {"out": stats})
         reduced = {"reduced": TensorSpec((2, *self.tokens.shape), "float32"), "reduced.loss": self.scalar}
-        self._run("head.reduce", [("out", out[0])], Phase.FWD, Module.HEAD, -1, reduced)
+        targets = [("targets", "targets")] if self.masked else []
+        self._run("head.reduce", [("out", out[0]), *targets], Phase.FWD, Module.HEAD, -1, reduced)
         return x
 
     def backward(self, final: str) -> None:

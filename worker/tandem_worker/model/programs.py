@@ -37,7 +37,7 @@ def bodies(plan: Plan, model: ModelConfig, training: Training) -> Mapping[str, B
         "head.fwd": lambda i, tap: (
             forward.head_statistics(model, forward.gather_sequence(i[0]), i[1].astype(f32), i[2], i[3], tap),
         ),
-        "head.reduce": lambda i, _: forward.head_reduce(training, i[0]),
+        "head.reduce": lambda i, _: forward.head_reduce(training, *i),
         "head.bwd": lambda i, tap: backward.head_backward(model, training, i[0], i[1], i[2], i[3], i[4], tap),
         "dw.reduce": lambda i, _: update.reduce_replicated(i),
     }

@@ -19,8 +19,10 @@ from tandem_worker.chain import Op, Plan, TensorSpec
 from tandem_worker.model.layout import groups, leaves
 from tandem_worker.model.plan import group_of
 
-STEP = "step"
-"""Name of the program."""
+STEP, SCORE = "step", "score"
+"""Names of the programs."""
+SCORES = "score.log_likelihood"
+"""What the latter makes: fp32 ``[B, S]``, the log-likelihood of each target; meaningless where the target is -1."""
 LOSS, GRAD_NORM = "fwd.head.reduced.loss", "update.optimizer.grad_norm"
 _GRADIENT = "grad"
 
@@ -77,6 +79,22 @@ def _initial(chain: Plan, step: Op) -> tuple[Op, ...]:
         Op(op.index, op.program, (), (), op.outputs, tuple(sites[slot] for slot in op.outputs), replayable=False)
         for op in chain.initial
     )
+
+
+def score_op(chain: Plan) -> Op:
+    """The forward pass alone: the log-likelihood of every target, on every rank the same."""
+    tokens = chain.slots["tokens"]
+    forward = forward_ops(chain)
+    made = {slot for op in forward for slot in op.outputs}
+    inputs = tuple(dict.fromkeys(slot for op in forward for slot in op.inputs if slot not in made))
+    site = Site(0, Phase.FWD, Module.HEAD, -1, "reduced.score", tokens.shape, "float32")
+    return Op(0, SCORE, inputs, inputs, (SCORES,), (site,))
+
+
+def forward_ops(chain: Plan) -> tuple[Op, ...]:
+    """The chain's ops up to the loss."""
+    last = next(op.index for op in chain.ops if LOSS in op.outputs)
+    return chain.ops[: last + 1]
 
 
 def gradient_sums(model: ModelConfig, tp: int) -> list[Sum]:

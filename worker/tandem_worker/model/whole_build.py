@@ -26,7 +26,7 @@ from tandem_worker.model.compile import (
 from tandem_worker.model.forward import Array
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.programs import bodies, example_ops
-from tandem_worker.model.whole import STEP, gradient_sums, make_whole_plan
+from tandem_worker.model.whole import SCORE, STEP, forward_ops, gradient_sums, make_whole_plan, score_op
 
 REDUCTIONS = ("reduce0", "reduce", "head.reduce", "dw.reduce", "grad_norm")
 """Programs of the chain that combine the ranks' values. A whole-step build has them beside the step, for the known
@@ -62,6 +62,21 @@ def composed(
         return [_sum([env[part] for part in sums.get(slot, (slot,))]) for slot in step.outputs], (
             jnp.concatenate(logs) if rows is not None else None
         )
+
+    return compute
+
+
+def scored(chain: Plan, score: Op, computes: Mapping[str, Compute]) -> Compute:
+    """The forward pass on one rank, without the injector: fp32 ``[B, S]``, target logit minus log-sum-exp."""
+
+    def compute(local: list[Array], rows: Array | None) -> tuple[list[Array], Array | None]:
+        assert rows is None
+        env = dict(zip(score.inputs, local, strict=True))
+        for op in forward_ops(chain):
+            values, _ = computes[op.program]([env[slot] for slot in op.inputs], None)
+            env.update(zip(op.outputs, values, strict=True))
+        lse, target = env["fwd.head.reduced"]
+        return [target - lse], None
 
     return compute
 
@@ -108,6 +123,12 @@ def build_whole(
     jobs: dict[Any, Callable[[], Any]] = {
         STEP: partial(compile_program, STEP, whole, [plan.slots[s] for s in step.inputs], mesh, rows, in_flight)
     }
+    extra = {SCORE: score_op(chain)} if workload is Workload.FINETUNE else {}
+    if extra:
+        op = extra[SCORE]
+        jobs[SCORE] = partial(
+            compile_program, SCORE, scored(chain, op, computes), [plan.slots[s] for s in op.inputs], mesh, 0, in_flight
+        )
     for name in REDUCTIONS:
         if name in examples:
             inputs = [chain.slots[slot] for slot in examples[name].inputs]
@@ -120,4 +141,4 @@ def build_whole(
     fingerprints = {name: program.fingerprint for name, program in programs.items()}
     fingerprints |= {digest_name(spec): fingerprint(program) for spec, program in digests.items()}
     synthetic = profile is not None
-    return Chain(plan, programs, synthetic, digests, mesh, fingerprints, chain, {STEP: inside} if inside else {})
+    return Chain(plan, programs, synthetic, digests, mesh, fingerprints, chain, {STEP: inside} if inside else {}, extra)
