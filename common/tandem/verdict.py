@@ -31,8 +31,8 @@ REQUIRED_PROGRAMS: dict[str, tuple[str, ...]] = {
         "embed.update", "attn.update", "ffn.update", "head.update", *_REDUCTIONS,
     ),
     Workload.GRADIENT: ("step", *_REDUCTIONS),
-    Workload.TRAINING: ("step", *_REDUCTIONS),
-    Workload.FINETUNE: ("step", "score", *_REDUCTIONS),
+    Workload.TRAINING: ("step", "sketch", *_REDUCTIONS),
+    Workload.FINETUNE: ("step", "sketch", "score", *_REDUCTIONS),
 }  # fmt: skip
 """Executables of a workload, each of which must be in parity and in both self-replays."""
 
@@ -279,7 +279,8 @@ def _closing(a: _Attempt) -> tuple[str, str] | None:
 
 
 def _coverage(a: _Attempt) -> tuple[str, str] | None:
-    if [s.step for s in a.steps] != list(range(len(a.steps))):
+    begun = next((c.step for c in a.controls if c.name is ControlName.RESUMED), 0)
+    if [s.step for s in a.steps] != [0, *range(begun + 1, begun + len(a.steps))][: len(a.steps)]:
         return "steps_missing", "the stored steps have gaps"
     compared = [s for s in a.steps if s.step > 0]
     if not compared:
@@ -354,7 +355,7 @@ def _evidence(attempts: list[_Attempt]) -> str:
         if others := [m for m in rows if m.cause is cause]:
             parts.append(f"{len(others):,} {what}, {_ranks(others)}")
     if derived := sum(m.cause is Cause.DERIVED for m in rows):
-        parts.append(f"{derived:,} updated tensors differed as a consequence")
+        parts.append(f"{derived:,} tensors differed as a consequence")
     if unknown := sum(m.mismatched is None and m.cause is not Cause.DERIVED for m in rows):
         parts.append(f"{unknown} tensors never received")
     if selves:

@@ -9,8 +9,8 @@ and a standard deviation of ``sqrt(2 / K) / 2`` of the norm where the difference
 prime, so rows, columns and tiles of a matrix are spread.
 
 Everything is added as integers, so that the result does not depend on the order, and the difference of sketches is
-exactly the sketch of the difference: an element is ``round(p * 2**FRACTION)``, held as ``high * 2**16 + low``, two int32 lanes.
-A float of at least 2**(23 - FRACTION) is exact in that. A bucket of two lanes holds values up to 2**15.
+exactly the sketch of the difference: an element is ``round(p * 2**FRACTION)``, held as ``high * 2**16 + low``, two
+int32 lanes. A float of at least 2**(23 - FRACTION) is exact in that. A bucket of two lanes holds values up to 2**15.
 """
 
 from __future__ import annotations
@@ -156,5 +156,4 @@ def estimate(arm: Sketch, reference: Sketch, tops: Iterable[int], elements: int,
 def _values(sketch: Sketch, minus: Sketch | None = None) -> npt.NDArray[np.float64]:
     """Buckets ``[R, K]`` in the parameters' own unit; of a difference with each lane taken modulo 2**32."""
     lanes = sketch if minus is None else (sketch.view(np.uint32) - minus.view(np.uint32)).view(np.int32)
-    values: npt.NDArray[np.float64] = (lanes[:, 0] * 65536.0 + lanes[:, 1]) * QUANTUM
-    return values
+    return (lanes[:, 0].astype(np.float64) * 65536.0 + lanes[:, 1].astype(np.float64)) * np.float64(QUANTUM)

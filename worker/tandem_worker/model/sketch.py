@@ -13,7 +13,7 @@ from jax import lax
 
 from tandem.sites import Site
 from tandem.vocabulary import Module, Phase
-from tandem_worker.chain import Op, TensorSpec
+from tandem_worker.chain import Op, Plan
 from tandem_worker.digest import fmix32
 from tandem_worker.drift.sketch import COLUMN_SEED, FRACTION, ROW_SEED, buckets, rows_of
 from tandem_worker.model.compile import Compute
@@ -27,25 +27,15 @@ _BLOCK = 8
 """Rows that are added at a time: XLA:CPU vectorises such a reduction, and not one over the whole leading axis."""
 
 
-def sketch_slots(ranks: int) -> dict[str, TensorSpec]:
-    return {SKETCH: TensorSpec((2, buckets(ranks)), "int32"), TOP: TensorSpec((), "int32")}
-
-
-def sketch_op(step: Op, first_site: int, ranks: int) -> Op:
-    """The op that follows the step; its sites are compared for their transport only.
-
-    Args:
-        step: the whole step.
-        first_site: number of its first site.
-        ranks: how many.
-    """
+def sketch_op(plan: Plan) -> Op:
+    """What the program reads and makes, behind a whole step."""
+    (step,) = plan.ops
     masters = tuple(slot for slot in step.outputs if slot.startswith("master."))
-    slots = sketch_slots(ranks)
+    shapes = {SKETCH: (2, buckets(plan.tp)), TOP: ()}
     sites = tuple(
-        Site(first_site + i, Phase.UPDATE, Module.OPTIMIZER, -1, name, spec.shape, spec.dtype)
-        for i, (name, spec) in enumerate(slots.items())
+        Site(i, Phase.UPDATE, Module.OPTIMIZER, -1, name, shapes[name], "int32") for i, name in enumerate(shapes)
     )
-    return Op(1, SKETCH, masters, masters, tuple(slots), sites)
+    return Op(0, SKETCH, masters, masters, tuple(shapes), sites)
 
 
 def sketch_body(replicated: Sequence[bool], ranks: int) -> Compute:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from tandem.faults import FaultProfile, can_act
+from tandem.sites import Site
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem.vocabulary import Workload
 from tandem_worker.chain import Chain, Op, Plan, digest_name
@@ -26,7 +27,16 @@ from tandem_worker.model.compile import (
 from tandem_worker.model.forward import Array
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.programs import bodies, example_ops
-from tandem_worker.model.whole import SCORE, STEP, forward_ops, gradient_sums, make_whole_plan, score_op
+from tandem_worker.model.sketch import SKETCH, sketch_body, sketch_op
+from tandem_worker.model.whole import (
+    SCORE,
+    STEP,
+    forward_ops,
+    gradient_sums,
+    is_replicated,
+    make_whole_plan,
+    score_op,
+)
 
 REDUCTIONS = ("reduce0", "reduce", "head.reduce", "dw.reduce", "grad_norm")
 """Programs of the chain that combine the ranks' values. A whole-step build has them beside the step, for the known
@@ -81,6 +91,12 @@ def scored(chain: Plan, score: Op, computes: Mapping[str, Compute]) -> Compute:
     return compute
 
 
+def op_sites(op: Op, slots: Sequence[str]) -> list[Site]:
+    """The sites of some of an op's outputs."""
+    sites = dict(zip(op.outputs, op.sites, strict=True))
+    return [sites[slot] for slot in slots]
+
+
 def _sum(parts: Sequence[Array]) -> Array:
     total = parts[0] if len(parts) == 1 else parts[0].astype(jnp.float32)
     for part in parts[1:]:
@@ -129,6 +145,10 @@ def build_whole(
         jobs[SCORE] = partial(
             compile_program, SCORE, scored(chain, op, computes), [plan.slots[s] for s in op.inputs], mesh, 0, in_flight
         )
+    if workload in (Workload.TRAINING, Workload.FINETUNE):
+        op = extra[SKETCH] = sketch_op(plan)
+        body = sketch_body([is_replicated(site) for site in op_sites(step, op.inputs)], tp)
+        jobs[SKETCH] = partial(compile_program, SKETCH, body, [plan.slots[s] for s in op.inputs], mesh, 0, in_flight)
     for name in REDUCTIONS:
         if name in examples:
             inputs = [chain.slots[slot] for slot in examples[name].inputs]
