@@ -15,6 +15,7 @@ from tandem import summary_parts as parts
 from tandem.records import MismatchRecord, RunRecords, RunRow
 from tandem.sites import in_frequency
 from tandem.summary_parts import Bound, ControlLine, Counts, FaultTruth, MapRow, StepPoint
+from tandem.verdict import resumed_from
 from tandem.vocabulary import AttemptState, Cause, ReplayClass, Verdict, Workload
 
 __all__ = ["Bound", "ControlLine", "Counts", "FaultTruth", "MapRow", "RunSummary", "StepPoint", "summarise"]
@@ -34,6 +35,9 @@ class RunSummary:
     steps: int
     """Steps compared, over all attempts; step 0 (the initial parameters) is not counted."""
     steps_asked: int | None
+    resumed: int | None
+    """Step of the checkpoint that the last attempt went on from; 0: it was asked to and both sides held none; None: it
+    was not asked to."""
     sites: int
     elements: int
     mismatched_sites: int
@@ -140,6 +144,7 @@ def summarise(records: RunRecords) -> RunSummary:
         suspect_host=last.suspect_host if last else "",
         steps=real_steps,
         steps_asked=steps_asked if isinstance(steps_asked, int) else None,
+        resumed=resumed_from(records.controls, last.attempt) if last else None,
         sites=sum(c.sites for c in lines),
         elements=elements,
         mismatched_sites=mismatched_sites,
@@ -199,8 +204,11 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
     if s.attempts > s.attempts_closed:
         open_ = s.attempts - s.attempts_closed
         out.append(f"{formats.plural(open_, 'attempt')} of {s.attempts} ended without a closing record.")
-    if s.steps_asked is not None and s.steps < s.steps_asked:
-        out.append(f"Steps {s.steps + 1} to {s.steps_asked}: the run ended after {formats.plural(s.steps, 'step')}.")
+    if s.resumed:
+        out.append(f"Steps 1 to {s.resumed}: resumed from step {s.resumed}, so that an earlier run compared them.")
+    reached = s.steps + (s.resumed or 0)
+    if s.steps_asked is not None and reached < s.steps_asked:
+        out.append(f"Steps {reached + 1} to {s.steps_asked}: the run ended after {formats.plural(s.steps, 'step')}.")
     if s.uncounted:
         out.append(
             f"The extent of {formats.plural(s.uncounted, 'mismatch', 'mismatches')}: the tensor was never received."
@@ -242,6 +250,11 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
         out.append(
             "Which submodule computed wrongly: a wrong value inside the step spreads to nearly every gradient; the "
             "workload submodule tells them apart."
+        )
+    if s.run.workload == Workload.TRAINING:
+        out.append(
+            "Which submodule computed wrongly, and how often: nothing is kept equal, so after the first difference "
+            "everything differs; the workloads submodule and gradient count."
         )
     if s.run.verdict == Verdict.MATCH:
         out.append("Corruption that is rarer than the bound above: one clean run does not clear a node.")

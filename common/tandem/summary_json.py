@@ -31,6 +31,7 @@ def to_json(s: RunSummary) -> dict[str, Any]:
         "attempts": s.attempts,
         "attempts_closed": s.attempts_closed,
         "steps_compared": s.steps,
+        "resumed_from": s.resumed,
         "sites_compared": s.sites,
         "elements_compared": s.elements,
         "mismatched_sites": s.mismatched_sites,

@@ -129,6 +129,11 @@ def fingerprint(parity: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(parity), sort_keys=True).encode()).hexdigest()
 
 
+def resumed_from(controls: list[ControlRecord], attempt: int) -> int | None:
+    """Step of the checkpoint that an attempt went on from; None if it was not asked to resume."""
+    return next((c.step for c in controls if c.name is ControlName.RESUMED and c.attempt == attempt), None)
+
+
 def _of_attempt(records: RunRecords, row: AttemptRow) -> _Attempt:
     mine = row.attempt
     closings = [c for c in records.closings if c.attempt == mine]
@@ -279,7 +284,7 @@ def _closing(a: _Attempt) -> tuple[str, str] | None:
 
 
 def _coverage(a: _Attempt) -> tuple[str, str] | None:
-    begun = next((c.step for c in a.controls if c.name is ControlName.RESUMED), 0)
+    begun = resumed_from(a.controls, a.row.attempt) or 0
     if [s.step for s in a.steps] != [0, *range(begun + 1, begun + len(a.steps))][: len(a.steps)]:
         return "steps_missing", "the stored steps have gaps"
     compared = [s for s in a.steps if s.step > 0]
@@ -330,12 +335,19 @@ def _match_sentence(a: _Attempt) -> str:
     share = zero_bound(steps, CONFIDENCE)
     return (
         f"match: 0 of {elements:.3g} elements over {steps:,} steps and {hours:.2g} device-hours; "
-        f"corruption in more than {100 * share:.2g} % of steps excluded at {100 * CONFIDENCE:.0f} %"
+        f"corruption in more than {100 * share:.2g} % of steps excluded at {100 * CONFIDENCE:.0f} %{_resumed(a)}"
     )
 
 
 def _mismatch_sentence(attempts: list[_Attempt]) -> str:
-    return f"mismatch: {_evidence([a for a in attempts if a.mismatches or _suspect_differs(a)])}"
+    return (
+        f"mismatch: {_evidence([a for a in attempts if a.mismatches or _suspect_differs(a)])}{_resumed(attempts[-1])}"
+    )
+
+
+def _resumed(a: _Attempt) -> str:
+    step = resumed_from(a.controls, a.row.attempt)
+    return f"; resumed from step {step}" if step else ""
 
 
 def _evidence(attempts: list[_Attempt]) -> str:
@@ -354,7 +366,9 @@ def _evidence(attempts: list[_Attempt]) -> str:
     for cause, what in ((Cause.STATE, "kept inputs had changed"), (Cause.DIGEST, "digests of equal tensors differed")):
         if others := [m for m in rows if m.cause is cause]:
             parts.append(f"{len(others):,} {what}, {_ranks(others)}")
-    if derived := sum(m.cause is Cause.DERIVED for m in rows):
+    if loaded := sum(m.cause is Cause.DERIVED and not m.step for m in rows):
+        parts.append(f"{loaded:,} tensors already differed in the checkpoints")
+    if derived := sum(m.cause is Cause.DERIVED and m.step > 0 for m in rows):
         parts.append(f"{derived:,} tensors differed as a consequence")
     if unknown := sum(m.mismatched is None and m.cause is not Cause.DERIVED for m in rows):
         parts.append(f"{unknown} tensors never received")
