@@ -7,6 +7,7 @@ BENCHES = {
     "delay": "bench.rows.sync:delayed",
     "corrupt": "bench.rows.sync:corrupting",
     "chain": "bench.rows.chain:measure",
+    "training": "bench.rows.whole:training",
     "records": "bench.rows.records:measure",
     "visible": "bench.rows.visible:measure",
     "memory": "bench.rows.memory:measure",

@@ -80,7 +80,7 @@ def decide(records: RunRecords) -> Decision:
     tp, repeats = int(spec.get("tp", 1)), int(spec.get("self_replays", 8))
     reasons = [why_inconclusive(a, tp, repeats, programs) for a in attempts]
     suspected = any(_reference_differs(a) for a in attempts)
-    found = [a for a in attempts if a.mismatches or _suspect_differs(a)]
+    found = [a for a in attempts if a.mismatches or _counted(a) or _suspect_differs(a)]
     conclusive = [a for a, reason in zip(attempts, reasons, strict=True) if reason is None]
     if found and not suspected:
         prints = {fingerprint(parity_of(a.controls)) for a in found}
@@ -306,6 +306,11 @@ def _reference_differs(a: _Attempt) -> bool:
     return any(c.name in names and c.role is Role.REFERENCE and not c.ok for c in a.controls)
 
 
+def _counted(a: _Attempt) -> int:
+    """Tensors that differed by the steps' own counts: where nothing is synchronised, most of them have no row."""
+    return sum(c.mismatched_sites for s in a.steps for c in s.classes.values())
+
+
 def _suspect_differs(a: _Attempt) -> list[ControlRecord]:
     """Self-replays in which the suspect differs from itself while the reference, as often repeated, does not."""
     names = (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END)
@@ -340,9 +345,8 @@ def _match_sentence(a: _Attempt) -> str:
 
 
 def _mismatch_sentence(attempts: list[_Attempt]) -> str:
-    return (
-        f"mismatch: {_evidence([a for a in attempts if a.mismatches or _suspect_differs(a)])}{_resumed(attempts[-1])}"
-    )
+    found = [a for a in attempts if a.mismatches or _counted(a) or _suspect_differs(a)]
+    return f"mismatch: {_evidence(found)}{_resumed(attempts[-1])}"
 
 
 def _resumed(a: _Attempt) -> str:
@@ -370,6 +374,8 @@ def _evidence(attempts: list[_Attempt]) -> str:
         parts.append(f"{loaded:,} tensors already differed in the checkpoints")
     if derived := sum(m.cause is Cause.DERIVED and m.step > 0 for m in rows):
         parts.append(f"{derived:,} tensors differed as a consequence")
+    if (counted := sum(_counted(a) for a in attempts)) > len(computed):
+        parts.append(f"{counted:,} tensors differed by their digests in all")
     if unknown := sum(m.mismatched is None and m.cause is not Cause.DERIVED for m in rows):
         parts.append(f"{unknown} tensors never received")
     if selves:

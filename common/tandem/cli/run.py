@@ -15,7 +15,6 @@ from tandem.records import RunRecords
 from tandem.spec import RunSpec, load_preset, resolve, validate
 from tandem.vocabulary import Kind
 
-
 PATHS = ("weights", "tokenizer", "checkpoints", "start")
 """Fields with one path."""
 

@@ -39,6 +39,8 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         """First step whose digests differed."""
         self._unequal: Unequal = []
         """Of the last settled step."""
+        self._apart = False
+        """Whether the sides began the step under way from states that differ."""
         self._theirs: np.ndarray = np.zeros(0, np.uint32)
         """The suspect's digests of that step, u32 ``[R, n, 2]``."""
         self.baseline = Baseline() if self.prepared.spec.baseline else None
@@ -61,7 +63,10 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         self.hooks.progress("controls")
         self._record_self_replay(1, "start")
         self._step(0)
-        self.reference.loaded = None
+        if self.reference.loaded is not None:
+            # Step 0 has told what differs in what was loaded: new differences cannot be told from that.
+            self._apart = self.ledger.total.rows_total > 0
+            self.reference.loaded = None
         self.started = time.monotonic()
         self._train(done)
         reason = self.inbox.stop_reason or "completed"
@@ -178,6 +183,7 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
             self._store_fault(step, entry)
         if unequal:
             self._diverged(flight, report, theirs, unequal)
+        self._apart = any(run.op.outputs[output] in self.plan.persistent for output, _ in unequal)
         flight.settled()
         self.last = flight
         now = time.monotonic()
@@ -203,9 +209,8 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
     def _diverged(self, flight: Flight, report: f.Report, theirs: np.ndarray, unequal: Unequal) -> None:
         """Store how far the suspect is off after a step."""
         engine, step, spec = self.reference, flight.step, self.prepared.spec
-        first = self.first_unequal is None
-        if first:
-            self.first_unequal = step
+        self.first_unequal = self.first_unequal or step
+        if not self._apart:
             self.drifts.exact(Arm.SUSPECT, step, engine.first(flight.run, theirs, unequal))
             self._measured = step
         else:

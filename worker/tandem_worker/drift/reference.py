@@ -1,7 +1,7 @@
 """The reference's engine where nothing is synchronised: compares digests, measures, never overwrites.
 
-Step 0 is compared and repaired as everywhere. After that the sides are apart by what the suspect does: the first step
-whose digests differ is replayed and measured tensor by tensor, as its inputs were still equal; later ones are counted.
+Step 0 is compared and repaired as everywhere. After that a step that began with equal states and whose digests differ
+is replayed and measured tensor by tensor; what follows from it in later steps is counted.
 """
 
 from __future__ import annotations

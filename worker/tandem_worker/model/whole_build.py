@@ -113,8 +113,11 @@ def build_whole(
     profile: FaultProfile | None = None,
     devices: Sequence[Any] | None = None,
     on_program: Progress | None = None,
+    digests: bool = True,
 ) -> Chain:
     """Compile the whole step of a workload; arguments as of `tandem_worker.model.build.build_chain`.
+
+    ``digests``: False for the benchmark's undisturbed step only.
 
     Raises:
         SpecError: ``tp`` does not divide what it must.
@@ -137,7 +140,9 @@ def build_whole(
     rows = sum(len(op.sites) + 1 for op in inside)
     whole = composed(chain, step, computes, sums, inside)
     jobs: dict[Any, Callable[[], Any]] = {
-        STEP: partial(compile_program, STEP, whole, [plan.slots[s] for s in step.inputs], mesh, rows, in_flight)
+        STEP: partial(
+            compile_program, STEP, whole, [plan.slots[s] for s in step.inputs], mesh, rows, in_flight, digests=digests
+        )
     }
     extra = {SCORE: score_op(chain)} if workload is Workload.FINETUNE else {}
     if extra:
@@ -157,8 +162,10 @@ def build_whole(
     jobs |= {spec: partial(compile_digest, spec, mesh) for spec in specs}
     built = compile_all(jobs, on_program or (lambda *_: None))
     programs = {name: program for name, program in built.items() if isinstance(name, str)}
-    digests = {spec: built[spec] for spec in specs}
+    standalone = {spec: built[spec] for spec in specs}
     fingerprints = {name: program.fingerprint for name, program in programs.items()}
-    fingerprints |= {digest_name(spec): fingerprint(program) for spec, program in digests.items()}
+    fingerprints |= {digest_name(spec): fingerprint(program) for spec, program in standalone.items()}
     synthetic = profile is not None
-    return Chain(plan, programs, synthetic, digests, mesh, fingerprints, chain, {STEP: inside} if inside else {}, extra)
+    return Chain(
+        plan, programs, synthetic, standalone, mesh, fingerprints, chain, {STEP: inside} if inside else {}, extra
+    )
