@@ -24,7 +24,7 @@ def main() -> int:
     if asked.page:
         page.write(results.load())
         return 0
-    options = Options(blocks=asked.blocks, batch=asked.batch)
+    options = Options(blocks=asked.blocks, batch=asked.batch, rows=asked.rows)
     failed = []
     kept = asked.home is not None
     home = asked.home or Path(tempfile.mkdtemp(prefix="tandem-bench-"))
@@ -58,6 +58,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--page", action="store_true", help="only make docs/bench.md from bench/results.json")
     parser.add_argument("--blocks", type=int, default=Options().blocks, help="paired measurements of each comparison")
     parser.add_argument("--batch", type=int, default=Options().batch, help="sequences per step")
+    parser.add_argument("--rows", type=int, default=Options().rows, help="mismatch rows behind the node profiles")
     parser.add_argument("--home", type=Path, help="data folder that is kept, with its compiled programs")
     return parser.parse_args()
 

@@ -25,6 +25,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int = 16
     """Paired measurements of each comparison."""
     seed: int = 0
+    rows: int = 10_000_000
+    """Mismatch rows in the database of the node profiles."""
 
     def spec(self, **fields: Any) -> RunSpec:
         """The run spec of the measured pairs; the fewest self-replays, since controls are outside timed steps."""

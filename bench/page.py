@@ -37,6 +37,10 @@ _NOTES = """
   of the same records into the same table, which makes its lines with the sink's encoders while the server takes them;
   both into the embedded PostgreSQL. Against `records.ready`, whose lines are made before the clock starts, the sink's
   staging table alone costs about half: the server writes every row twice.
+- **profile**: as many mismatch rows as the setting says, of runs of 20,000 each, 20 runs of every node; one run is
+  written and given its verdict as any, the others are its copies. A profile and a page are read as the commands read
+  them, from the question to the finished structure; without roll-ups only the counts are computed from the rows, in
+  SQL, and they must be the same.
 - **visible**: from the moment when the digests of a corrupting program reached the suspect's host to the moment when
   another connection, which polls, sees the row. The exchange of the tensors and the replays lie in between.
 - **memory**: the largest sum of live device buffers of the reference, looked at after every program start, less that

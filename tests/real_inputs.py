@@ -91,6 +91,12 @@ def smollm2_dir(tmp: Path) -> Path:
     return target
 
 
+def mistral_tokenizer() -> Path:
+    """SentencePiece model of Mistral 7B v0.3, 32,768 tokens (the package also holds those of other versions)."""
+    require("mistral_common")
+    return _folder("mistral_common") / "data" / "mistral_instruct_tokenizer_240323.model.v3"
+
+
 def _folder(package: str) -> Path:
     spec = find_spec(package)
     assert spec is not None

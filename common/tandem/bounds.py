@@ -7,12 +7,17 @@ found gives an interval.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from statistics import NormalDist
 
 CONFIDENCE = 0.95
 EXACT_UP_TO = 2000
 """Largest number of rarer outcomes for which ``interval`` is exact (Clopper-Pearson); beyond, the
 Wilson interval differs from it by less than 1 % of its width."""
+
+
+MANY_DEGREES = 100_000
+"""Degrees of freedom from which Student's distribution is the normal one to five digits."""
 
 
 def zero_bound(trials: int, confidence: float = CONFIDENCE) -> float:
@@ -35,11 +40,11 @@ def rate_bound(hours: float, confidence: float = CONFIDENCE) -> float:
     return -math.log1p(-confidence) / hours if hours > 0 else math.inf
 
 
-def interval(found: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def interval(found: float, trials: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Two-sided interval of a rate: Clopper-Pearson (exact), Wilson where both counts are large.
 
     Args:
-        found: 0 <= found <= trials.
+        found: 0 <= found <= trials; an effective count need not be whole.
         trials: any size; 0 gives (0, 1).
         confidence: two-sided; each side keeps half of the rest.
 
@@ -55,19 +60,34 @@ def interval(found: int, trials: int, confidence: float = CONFIDENCE) -> tuple[f
         return wilson(found, trials, confidence)
     tail = (1 - confidence) / 2
     rest = trials - found
-    low = 0.0 if found == 0 else _beta_quantile(found, rest + 1, tail)
-    # the upper end by symmetry, so that the small number of the two is the one that is solved for
-    high = 1.0 if rest == 0 else _beta_quantile(found + 1, rest, 1 - tail)
-    return low, high
+    if found == 0:
+        return 0.0, -math.expm1(math.log(tail) / trials)
+    if rest == 0:
+        return math.exp(math.log(tail) / trials), 1.0
+    return _beta_quantile(found, rest + 1, tail), _beta_quantile(found + 1, rest, 1 - tail)
 
 
-def wilson(found: int, trials: int, confidence: float = CONFIDENCE) -> tuple[float, float]:
+def wilson(found: float, trials: float, confidence: float = CONFIDENCE) -> tuple[float, float]:
     """Wilson score interval (E. B. Wilson, 1927) of ``found`` in ``trials`` > 0."""
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     p, z2n = found / trials, z * z / trials
     centre = (p + z2n / 2) / (1 + z2n)
     half = z * math.sqrt(p * (1 - p) / trials + z2n / trials / 4) / (1 + z2n)
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+@lru_cache(maxsize=1024)
+def student_t(tail: float, degrees: int) -> float:
+    """The t with P(T > t) = ``tail`` (0 < tail < 0.5) of Student's distribution with ``degrees`` >= 1 of freedom.
+
+    By P(|T| > t) = I_x(degrees / 2, 1 / 2) with x = degrees / (degrees + t^2) (DLMF 8.17).
+    """
+    if not 0 < tail < 0.5 or degrees < 1:
+        raise ValueError(f"no quantile for a tail of {tail} with {degrees} degrees of freedom")
+    if degrees > MANY_DEGREES:
+        return NormalDist().inv_cdf(1 - tail)
+    x = _beta_quantile(degrees / 2, 0.5, 2 * tail)
+    return math.sqrt(degrees * (1 - x) / x)
 
 
 def beta_cdf(a: float, b: float, x: float) -> float:
@@ -120,17 +140,39 @@ def _log_beta(a: float, b: float) -> float:
 
 
 def _beta_quantile(a: float, b: float, p: float) -> float:
-    """The x with I_x(a, b) = p, by bisection on log x (rates span many powers of ten)."""
+    """The x with I_x(a, b) = p.
+
+    By Newton's method in u = log x (rates span many powers of ten) on log I for the lower half, on log (1 - I) for the
+    upper one, which are near straight where they are steep. A step that leaves the bracket is replaced by bisection.
+    """
+    lower = p < 0.5
+    goal = math.log(p) if lower else math.log1p(-p)
     low, high = -800.0, 0.0
+    u = math.log(a / (a + b))
     for _ in range(200):
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        if beta_cdf(a, b, math.exp(middle)) < p:
-            low = middle
+        x = math.exp(u)
+        mass = beta_cdf(a, b, x) if lower else 1 - beta_cdf(a, b, x) if x < 0.5 else beta_cdf(b, a, -math.expm1(u))
+        step = math.inf
+        if mass > 0:
+            error = math.log(mass) - goal
+            if error == 0:
+                return x
+            if (error < 0) == lower:
+                low = u
+            else:
+                high = u
+            density = math.exp(a * u + (b - 1) * math.log(-math.expm1(u)) - _log_beta(a, b)) if u < 0 else 0.0
+            step = -error * mass / density * (1 if lower else -1) if density else math.inf
+        elif lower:
+            low = u
         else:
-            high = middle
-    return math.exp((low + high) / 2)
+            high = u
+        if not low < u + step < high:
+            step = (low + high) / 2 - u
+        if abs(step) <= 1e-13 * max(1.0, abs(u)) or u + step in (low, high):
+            break
+        u += step
+    return math.exp(u)
 
 
 def _check(confidence: float) -> None:

@@ -10,6 +10,7 @@
       |     +-- DataError       data files cannot be used
       |     +-- CheckpointError a checkpoint is of another run, cut off, or not there
       |     +-- DatabaseError   the database cannot be reached or has the wrong schema
+      |           +-- RunNotFoundError  no stored run has that name
       +-- PairError             the pair ended without a result (exit 2); carries a named reason
             +-- ParityError     the first field in which the sides differ
             +-- LinkError       stale, foreign, dead or half-open peer
@@ -50,6 +51,10 @@ class CheckpointError(SetupError):
 
 class DatabaseError(SetupError):
     pass
+
+
+class RunNotFoundError(DatabaseError):
+    """No stored run has that name."""
 
 
 class PairError(TandemError):

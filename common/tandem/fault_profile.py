@@ -298,6 +298,19 @@ def shipped_profile(path: Path) -> Traversable | None:
     return resources.files("tandem").joinpath("fault_profiles", f"{path.name}.toml")
 
 
+def check_name(path: Path) -> None:
+    """Refuse a bare name that can only be meant for a shipped profile.
+
+    Raises:
+        SpecError: no shipped profile and no file has it; names those that ship.
+    """
+    if len(path.parts) == 1 and not path.exists() and path.name not in shipped_names():
+        raise SpecError(
+            f"fault profile {path}: no shipped profile and no file has that name: "
+            f"use {', '.join(shipped_names())}, or give a TOML file"
+        )
+
+
 def load_profile(path: Path) -> FaultProfile:
     """Read a fault profile: a file, or a shipped one by its bare name.
 

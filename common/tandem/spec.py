@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from tandem.errors import SpecError
 from tandem.vocabulary import Kind, SyncMode, Workload
@@ -118,7 +118,7 @@ class RunSpec(_Model):
     data: list[Path] = []
     """Text files; empty: the source text of Python's standard library."""
     tokenizer: Path | None = None
-    """A ``tokenizer.json``; none: bytes."""
+    """A ``tokenizer.json`` or SentencePiece model; none: bytes."""
     tp: Positive = 2
     steps: int | None = Field(20, gt=0, lt=2**31)
     """None if only `duration` was given."""
@@ -181,6 +181,14 @@ class RunSpec(_Model):
         if isinstance(values, dict) and values.get("duration") is not None and "steps" not in values:
             return {**values, "steps": None}
         return values
+
+    @field_validator("sync", mode="before")
+    @classmethod
+    def _sync(cls, value: Any) -> Any:
+        """Offers the modes that a run may have."""
+        if value not in tuple(SyncMode):
+            raise ValueError(f"{value!r} is no mode: use {SyncMode.FULL}, {SyncMode.DIGEST} or {SyncMode.OPTIMISTIC}")
+        return value
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -308,5 +316,5 @@ def validate(cls: type[T], values: Any, what: str) -> T:
         return cls.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or what
-        raise SpecError(f"{what}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+        where = ": ".join(filter(None, (what, ".".join(str(part) for part in first["loc"]))))
+        raise SpecError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None

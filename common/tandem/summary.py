@@ -9,16 +9,27 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tandem import formats
 from tandem import summary_parts as parts
 from tandem.records import MismatchRecord, RunRecords, RunRow
 from tandem.sites import in_frequency
+from tandem.summary_drift import DriftSummary, summarise_drift
+from tandem.summary_drift import not_measured as drift_not_measured
+from tandem.summary_noise import NoiseSummary, summarise_noise
+from tandem.summary_noise import not_measured as noise_not_measured
 from tandem.summary_parts import Bound, ControlLine, Counts, FaultTruth, MapRow, StepPoint
-from tandem.verdict import resumed_from
-from tandem.vocabulary import AttemptState, Cause, ReplayClass, Verdict, Workload
+from tandem.summary_rates import Rates, class_rates, overall, timing_of
+from tandem.timing import Timing
+from tandem.vocabulary import Arm, AttemptState, Cause, ReplayClass, Verdict, Workload
+
+if TYPE_CHECKING:
+    from tandem.answers import ArmResult
 
 __all__ = ["Bound", "ControlLine", "Counts", "FaultTruth", "MapRow", "RunSummary", "StepPoint", "summarise"]
+
+_UNSYNCHRONISED = (Workload.TRAINING, Workload.FINETUNE)
 
 
 @dataclass(frozen=True)
@@ -35,9 +46,6 @@ class RunSummary:
     steps: int
     """Steps compared, over all attempts; step 0 (the initial parameters) is not counted."""
     steps_asked: int | None
-    resumed: int | None
-    """Step of the checkpoint that the last attempt went on from; 0: it was asked to and both sides held none; None: it
-    was not asked to."""
     sites: int
     elements: int
     mismatched_sites: int
@@ -74,6 +82,15 @@ class RunSummary:
     zero_reference: int
     over_steps: list[StepPoint]
     site_map: list[MapRow]
+    """Site x layer."""
+    rank_map: list[MapRow]
+    """Site x rank."""
+    rates: dict[tuple[str, str], Rates]
+    """(phase, module) of the paper's table -> frequency per step and per element with intervals."""
+    overall: Rates
+    """The same of everything that was compared."""
+    timing: Timing
+    """When steps mismatched."""
     controls: list[ControlLine]
     devices: list[str]
     device_hours: float
@@ -89,8 +106,12 @@ class RunSummary:
     busy_share: float | None
     """Share of the steps' wall time in which the reference did not wait for its peer."""
     duration_s: float
-    losses: list[tuple[int, float | None, float | None]]
-    """(step, reference, suspect) of the last attempt."""
+    noise: NoiseSummary | None
+    """RQ2; only of workload ``gradient``."""
+    drift: DriftSummary | None
+    """RQ3; only of workloads ``training`` and ``finetune``."""
+    answers: dict[int, list[ArmResult]]
+    """Step -> the fine-tuning table after it (`tandem.answers`); empty for other workloads."""
     faults: FaultTruth | None
     """Only for a synthetic run."""
     not_checked: list[str]
@@ -144,7 +165,6 @@ def summarise(records: RunRecords) -> RunSummary:
         suspect_host=last.suspect_host if last else "",
         steps=real_steps,
         steps_asked=steps_asked if isinstance(steps_asked, int) else None,
-        resumed=resumed_from(records.controls, last.attempt) if last else None,
         sites=sum(c.sites for c in lines),
         elements=elements,
         mismatched_sites=mismatched_sites,
@@ -167,6 +187,10 @@ def summarise(records: RunRecords) -> RunSummary:
         zero_reference=sum(row.zero_reference or 0 for row in compute),
         over_steps=[parts.point(s, workload) for s in steps],
         site_map=parts.site_map(rows),
+        rank_map=parts.site_map(rows, lambda row: row.rank),
+        rates=class_rates(steps),
+        overall=overall(steps),
+        timing=timing_of(steps),
         controls=parts.controls(records),
         devices=sorted({d for c in records.closings for d in c.devices}),
         device_hours=hours,
@@ -178,16 +202,31 @@ def summarise(records: RunRecords) -> RunSummary:
         full_bytes=sum(s.full_bytes for s in steps),
         busy_share=sum(s.busy_s for s in steps) / duration if duration > 0 else None,
         duration_s=duration,
-        losses=[
-            (s.step, s.loss_reference, s.loss_suspect)
-            for s in steps
-            if last and s.attempt == last.attempt and s.loss_reference is not None
-        ],
+        noise=summarise_noise(records) if records.run.workload == Workload.GRADIENT else None,
+        drift=summarise_drift(records) if records.run.workload in _UNSYNCHRONISED else None,
+        answers=_answers(records) if records.run.workload == Workload.FINETUNE else {},
         faults=parts.fault_truth(records.faults, compute) if records.run.synthetic else None,
         not_checked=[],
     )
     summary.not_checked.extend(_not_checked(summary, records))
     return summary
+
+
+def _answers(records: RunRecords) -> dict[int, list[ArmResult]]:
+    from tandem.answers import results, steps_evaluated  # the only part that needs numpy
+
+    return {step: results(records.evaluations, step) for step in steps_evaluated(records.evaluations)}
+
+
+def _not_answered(s: RunSummary) -> list[str]:
+    if not s.answers:
+        return ["What the training did to the answers: no held-out question was evaluated."]
+    last = [r for r in s.answers[max(s.answers)] if not r.task]
+    missing = sum(r.against.missing for r in last if r.against)
+    out = [f"{formats.plural(missing, 'question')} that only one of two arms answered."] if missing else []
+    if Arm.SUSPECT not in {r.arm for r in last}:
+        out.append("The suspect's answers: it was not evaluated after the last step at which the reference was.")
+    return [*out, "Other questions, prompts and seeds: the intervals are over these questions only."]
 
 
 def _control_name(control: ControlLine) -> str:
@@ -204,9 +243,7 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
     if s.attempts > s.attempts_closed:
         open_ = s.attempts - s.attempts_closed
         out.append(f"{formats.plural(open_, 'attempt')} of {s.attempts} ended without a closing record.")
-    if s.resumed:
-        out.append(f"Steps 1 to {s.resumed}: resumed from step {s.resumed}, so that an earlier run compared them.")
-    reached = s.steps + (s.resumed or 0)
+    reached = s.steps + (s.drift.started_from if s.drift is not None else 0)
     if s.steps_asked is not None and reached < s.steps_asked:
         out.append(f"Steps {reached + 1} to {s.steps_asked}: the run ended after {formats.plural(s.steps, 'step')}.")
     if s.uncounted:
@@ -239,7 +276,8 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
         )
     out.append(
         "Communication between nodes, other models, shapes, dtypes and executables, and other temperatures, clocks and "
-        "loads than those of this run; keeping the sides in step can lower utilisation, and with it the rate of errors."
+        "loads than those of this run."
+        + ("" if s.drift else " Keeping the sides in step can lower utilisation, and with it the rate of errors.")
     )
     if s.run.workload == Workload.SUBMODULE:
         out.append(
@@ -251,11 +289,12 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
             "Which submodule computed wrongly: a wrong value inside the step spreads to nearly every gradient; the "
             "workload submodule tells them apart."
         )
-    if s.run.workload == Workload.TRAINING:
-        out.append(
-            "Which submodule computed wrongly, and how often: nothing is kept equal, so after the first difference "
-            "everything differs; the workloads submodule and gradient count."
-        )
+    if s.noise is not None:
+        out += noise_not_measured(s.noise, records.mismatches)
+    if s.drift is not None:
+        out += drift_not_measured(s.drift)
+    if s.run.workload == Workload.FINETUNE:
+        out += _not_answered(s)
     if s.run.verdict == Verdict.MATCH:
         out.append("Corruption that is rarer than the bound above: one clean run does not clear a node.")
     return out

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import TYPE_CHECKING, Any
 
+from tandem.frequency import Rate
 from tandem.records import MismatchRecord
 from tandem.summary import RunSummary
+from tandem.summary_drift import DriftSummary
+from tandem.summary_noise import NoiseSummary
 from tandem.summary_parts import Bound, Counts, FaultTruth
+from tandem.summary_rates import Rates
+from tandem.timing import Timing
+
+if TYPE_CHECKING:
+    from tandem.answers import ArmResult, Share
 
 
 def to_json(s: RunSummary) -> dict[str, Any]:
@@ -31,12 +40,11 @@ def to_json(s: RunSummary) -> dict[str, Any]:
         "attempts": s.attempts,
         "attempts_closed": s.attempts_closed,
         "steps_compared": s.steps,
-        "resumed_from": s.resumed,
         "sites_compared": s.sites,
         "elements_compared": s.elements,
         "mismatched_sites": s.mismatched_sites,
         "mismatched_elements": s.mismatched_elements,
-        "table": [_counts_json(c) for c in s.table],
+        "table": [_counts_json(c) | _rates_json(s.rates.get((c.phase, c.module))) for c in s.table],
         "other_tensors": [_counts_json(c) for c in s.others],
         "findings": s.findings,
         "uncounted_mismatches": s.uncounted,
@@ -46,6 +54,11 @@ def to_json(s: RunSummary) -> dict[str, Any]:
         "replays": s.replays,
         "extents": s.extents,
         "bits": {str(width): counts for width, counts in s.bits.items()},
+        "steps_affected": _rate_json(s.overall.per_step),
+        "timing": _timing_json(s.timing),
+        "gradient_noise": _noise_json(s.noise) if s.noise else None,
+        "drift": _drift_json(s.drift) if s.drift else None,
+        "answers": [_answer_json(step, r) for step, found in s.answers.items() for r in found],
         "nonfinite_elements": s.nonfinite,
         "nullified_elements": s.nullified,
         "zero_reference_elements": s.zero_reference,
@@ -89,6 +102,119 @@ def _counts_json(c: Counts) -> dict[str, Any]:
         "severity_median": c.severity_median,
         "severity_max": c.severity_max,
     }
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what JSON has no number for."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _rate_json(r: Rate | None) -> dict[str, Any] | None:
+    return None if r is None else {"share": r.value, "low": r.low, "high": r.high}
+
+
+def _rates_json(r: Rates | None) -> dict[str, Any]:
+    return {"per_step": _rate_json(r.per_step if r else None), "per_element": _rate_json(r.per_element if r else None)}
+
+
+def _timing_json(t: Timing) -> dict[str, Any]:
+    return {
+        "steps": t.steps,
+        "affected": t.affected,
+        "onset": t.onset,
+        "bursts": t.bursts,
+        "longest_burst": t.longest_burst,
+        "mean_gap": t.mean_gap,
+        "longest_gap": t.longest_gap,
+        "burstiness": t.burstiness,
+    }
+
+
+def _noise_json(s: NoiseSummary) -> dict[str, Any]:
+    t = s.totals
+    return {
+        "wcnts": _finite(s.wcnts),
+        "largest_finite": t.worst,
+        "largest_finite_step": t.worst_step,
+        "steps": t.steps,
+        "noisy_steps": t.noisy,
+        "unbounded_steps": t.unbounded,
+        "undefined_steps": t.undefined,
+        "unmeasured_steps": s.unmeasured,
+        "least_cosine": t.least_cosine,
+        "leaves": [
+            {
+                "leaf": n.leaf,
+                "steps": n.affected,
+                "mismatched": n.mismatched,
+                "elements": n.elements,
+                "frequency": n.frequency,
+                "worst": _finite(n.worst),
+                "worst_step": n.worst_step,
+                "cosine": _finite(n.cosine),
+            }
+            for n in s.leaves
+        ],
+    }
+
+
+def _drift_json(s: DriftSummary) -> dict[str, Any]:
+    apart = s.largest_difference()
+    return {
+        "first_divergence": s.first_divergence,
+        "largest_loss_difference": {"step": apart[0], "difference": _finite(apart[1])} if apart else None,
+        "loss_spikes": s.spikes,
+        "resumed": {str(attempt): step for attempt, step in s.resumed.items()},
+        "arms": [
+            {
+                "arm": line.arm,
+                "first_step": line.first,
+                "last_step": line.last,
+                "last_drift": _finite(line.last_drift),
+                "last_relative": _finite(line.last_relative),
+                "growth_per_step": _finite(line.rate),
+                "nonfinite": line.nonfinite,
+            }
+            for line in s.lines
+        ],
+        "groups": [
+            {
+                "arm": p.arm,
+                "step": p.step,
+                "group": p.part,
+                "drift": _finite(p.drift),
+                "relative": _finite(p.ratio),
+            }
+            for p in s.groups
+        ],
+    }
+
+
+def _answer_json(step: int, r: ArmResult) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "step": step,
+        "task": r.task,
+        "arm": r.arm.value,
+        "accuracy": _share_json(r.accuracy),
+        "unanswered": r.unanswered,
+        "against_reference": None,
+    }
+    if a := r.against:
+        out["against_reference"] = {
+            "disagreement": _share_json(a.disagreement),
+            "only_arm": a.only_arm,
+            "only_reference": a.only_reference,
+            "difference": a.difference,
+            "difference_interval": list(a.difference_interval),
+            "p_value": a.p_value,
+            "equal_scores": a.equal_scores,
+            "missing": a.missing,
+        }
+    return out
+
+
+def _share_json(s: Share) -> dict[str, Any]:
+    return {"found": s.found, "of": s.of, "share": s.share, "low": s.interval[0], "high": s.interval[1]}
 
 
 def _row_json(row: MismatchRecord) -> dict[str, Any]:

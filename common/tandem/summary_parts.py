@@ -79,14 +79,14 @@ class StepPoint:
 
 @dataclass(frozen=True, slots=True)
 class MapRow:
-    """One line of the site x layer map."""
+    """One line of the site x layer map, or of another map of sites."""
 
     phase: str
     module: str
     tensor: str
     """The tensor's family."""
     cells: dict[int, tuple[int, int]]
-    """Layer (-1: none) -> (mismatching tensors, mismatching elements)."""
+    """Layer (-1: none), or rank -> (mismatching tensors, mismatching elements)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,13 +253,16 @@ def decade(severity: float) -> int:
     return int(f"{severity:.16e}".partition("e")[2]) if severity != float("inf") else 400
 
 
-def site_map(rows: Iterable[MismatchRecord]) -> list[MapRow]:
+def site_map(
+    rows: Iterable[MismatchRecord], column: Callable[[MismatchRecord], int] = lambda row: row.layer
+) -> list[MapRow]:
+    """Mismatches of all causes by site; ``column`` says what else they are told apart by."""
     grouped: dict[tuple[str, str, str], list[MismatchRecord]] = defaultdict(list)
     for row in rows:
         tensor = row.tensor if row.cause is Cause.STATE else row.tensor.split(".", 1)[0]
         grouped[row.phase.value, row.module.value, tensor].append(row)
     keys = sorted(grouped, key=lambda k: (*class_order(f"{k[0]}/{k[1]}/"), k[2]))
-    return [MapRow(*key, group(grouped[key], lambda row: row.layer)) for key in keys]
+    return [MapRow(*key, group(grouped[key], column)) for key in keys]
 
 
 def controls(records: RunRecords) -> list[ControlLine]:

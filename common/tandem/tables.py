@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tandem import formats
 from tandem.records import MismatchRecord
-from tandem.summary import Counts, RunSummary
+from tandem.summary import Bound, Counts, RunSummary
+
+if TYPE_CHECKING:
+    from tandem.answers import Share
 
 
 def align(header: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
@@ -102,9 +107,11 @@ def place(row: MismatchRecord) -> str:
 
 def bound_lines(summary: RunSummary) -> list[str]:
     """The bound in words, one line a unit; empty if something was found or nothing was compared."""
-    b = summary.bound
-    if b is None:
-        return []
+    return [] if summary.bound is None else bound_of(summary.bound)
+
+
+def bound_of(b: Bound) -> list[str]:
+    """A bound in words, one line a unit."""
     level = formats.percent(b.confidence)
     out = []
     if b.per_step is not None:
@@ -139,3 +146,95 @@ def fault_lines(summary: RunSummary) -> list[str]:
             + (", equal to the injector's log" if f.exact else f"; {f.unequal:,} differ from the injector's log")
         )
     return out
+
+
+def noise_lines(summary: RunSummary) -> list[str]:
+    """Gradient noise of a run: WCNTS and the ten worst leaves; empty for other workloads."""
+    s = summary.noise
+    if s is None:
+        return []
+    t = s.totals
+    worst = "" if t.worst is None or not t.worst else f", largest finite {measured(t.worst)} at step {t.worst_step}"
+    out = [f"WCNTS {measured(s.wcnts)}: noise in {t.noisy:,} of {formats.plural(t.steps, 'step')}{worst}"]
+    if s.unmeasured:
+        out.append(f"noise of {formats.plural(s.unmeasured, 'step')} not measured: WCNTS may be larger")
+    if s.leaves:
+        head = ("leaf", "steps", "mismatching", "frequency", "worst noise/signal", "at step", "cosine")
+        rows = (
+            (formats.clean(n.leaf), f"{n.affected:,}", f"{n.mismatched:,}", formats.scientific(n.frequency),
+             measured(n.worst), f"{n.worst_step:,}", measured(n.cosine, 6))
+            for n in s.leaves[:10]
+        )  # fmt: skip
+        out += align(head, rows)
+    return out
+
+
+def drift_lines(summary: RunSummary) -> list[str]:
+    """Drift of a run's arms, first divergence, loss spikes; empty for other workloads."""
+    s = summary.drift
+    if s is None:
+        return []
+    first = "none, every digest was equal" if s.first_divergence is None else f"step {s.first_divergence:,}"
+    out = [f"first divergence: {first}"]
+    if apart := s.largest_difference():
+        out.append(f"losses furthest apart: {measured(apart[1])} at step {apart[0]:,}")
+    for arm, steps in s.spikes.items():
+        shown = ", ".join(map(str, steps[:8])) + (", ..." if len(steps) > 8 else "")
+        out.append(f"loss spikes of the {arm}: {len(steps):,}, beginning at step {shown}")
+    if s.lines:
+        head = ("arm", "drift from step", "last step", "drift", "drift/norm", "growth per step")
+        rows = (
+            (formats.clean(n.arm), _whole(n.first), _whole(n.last), measured(n.last_drift), measured(n.last_relative),
+             measured(n.rate))
+            for n in s.lines
+        )  # fmt: skip
+        out += align(head, rows)
+    return out
+
+
+def answer_lines(summary: RunSummary) -> list[str]:
+    """The fine-tuning table after the last evaluated step; empty if nothing was evaluated."""
+    if not summary.answers:
+        return []
+    step = max(summary.answers)
+    head = ("task", "arm", "questions", "accuracy", "disagreement", "difference (95 %)", "p")
+    rows = []
+    for r in summary.answers[step]:
+        a = r.against
+        rows.append(
+            (
+                formats.clean(r.task) or "all tasks",
+                r.arm.value,
+                f"{r.accuracy.of:,}",
+                share(r.accuracy),
+                share(a.disagreement) if a else "-",
+                "-"
+                if a is None or a.difference is None
+                else f"{a.difference * 100:+.2f} ({a.difference_interval[0] * 100:+.2f} to "
+                f"{a.difference_interval[1] * 100:+.2f})",
+                measured(a.p_value, 2) if a else "-",
+            )
+        )
+    return [f"held-out questions, after step {step:,}", *align(head, rows, left=2)]
+
+
+def share(s: Share) -> str:
+    """``90.79 % (88.10 to 93.04)``."""
+    if s.share is None:
+        return "-"
+    return f"{s.share * 100:.2f} % ({s.interval[0] * 100:.2f} to {s.interval[1] * 100:.2f})"
+
+
+def measured(value: float | None, digits: int = 3) -> str:
+    """A measured value: a dash if there is none, ``inf`` and ``nan`` by name."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    return f"{value:.{digits + 1}g}" if 1e-3 <= abs(value) < 1e5 else formats.scientific(value, digits)
+
+
+def _whole(n: int | None) -> str:
+    return "-" if n is None else f"{n:,}"

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandem.bounds import CONFIDENCE, zero_bound
+from tandem.lineage import resumed_at
 from tandem.records import AttemptRow, ClosingRecord, ControlRecord, MismatchRecord, RunRecords, StepRecord
 from tandem.vocabulary import REGULAR_ENDS, Cause, ControlName, ReplayClass, Role, Verdict, Workload
 
@@ -129,9 +130,56 @@ def fingerprint(parity: Mapping[str, str]) -> str:
     return hashlib.sha256(json.dumps(dict(parity), sort_keys=True).encode()).hexdigest()
 
 
-def resumed_from(controls: list[ControlRecord], attempt: int) -> int | None:
-    """Step of the checkpoint that an attempt went on from; None if it was not asked to resume."""
-    return next((c.step for c in controls if c.name is ControlName.RESUMED and c.attempt == attempt), None)
+EXECUTABLE_FIELDS = ("jaxlib", "platform", "device_kind", "driver", "flags", "jax_config", "programs")
+"""Parity fields that, beside ``program.<name>``, say which code a device ran. Data, seed and model are not among them:
+the programs hold the shapes, and a null run with another seed controls the same executables."""
+
+
+def executables(parity: Mapping[str, str]) -> str:
+    """Digest of the executables alone, by which a null run of the same ones is found; empty if none were recorded."""
+    chosen = {k: v for k, v in parity.items() if k.startswith("program.") or k in EXECUTABLE_FIELDS}
+    return fingerprint(chosen) if any(k.startswith("program.") for k in chosen) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptFacts:
+    """What the rules about nodes ask of an attempt."""
+
+    attempt: int
+    conclusive: bool
+    comparable: bool
+    """Parity and the known reduction were recorded and hold, and the reference never differed from itself: a difference
+    that was found is the suspect's, even if something else keeps the attempt from speaking."""
+    reference_differs: bool
+    suspect_differs: tuple[str, ...]
+    """Programs in which the suspect differed from itself while the reference, as often repeated, did not."""
+    rows: int
+    """Mismatch rows, those beyond the cap included."""
+    executables: str
+
+
+def attempt_facts(records: RunRecords) -> list[AttemptFacts]:
+    """Facts of every attempt, in order; pure, as the verdict is."""
+    spec = records.run.spec
+    tp, repeats = int(spec.get("tp", 1)), int(spec.get("self_replays", 8))
+    found = []
+    for row in sorted(records.attempts, key=lambda a: a.attempt):
+        a = _of_attempt(records, row)
+        parity = [c for c in a.controls if c.name is ControlName.PARITY]
+        reduction = [c for c in a.controls if c.name is ControlName.KNOWN_REDUCTION]
+        alike = bool(parity) and bool(reduction) and all(c.ok for c in (*parity, *reduction))
+        found.append(
+            AttemptFacts(
+                attempt=row.attempt,
+                conclusive=why_inconclusive(a, tp, repeats) is None,
+                comparable=alike and _images(a) is None and _node(a) is None and not _reference_differs(a),
+                reference_differs=_reference_differs(a),
+                suspect_differs=tuple(sorted({c.subject for c in _suspect_differs(a)})),
+                rows=max(sum(s.rows for s in a.steps), len(a.mismatches)),
+                executables=executables(parity_of(a.controls)),
+            )
+        )
+    return found
 
 
 def _of_attempt(records: RunRecords, row: AttemptRow) -> _Attempt:
@@ -284,7 +332,7 @@ def _closing(a: _Attempt) -> tuple[str, str] | None:
 
 
 def _coverage(a: _Attempt) -> tuple[str, str] | None:
-    begun = resumed_from(a.controls, a.row.attempt) or 0
+    begun = resumed_at(a.controls).get(a.row.attempt, 0)
     if [s.step for s in a.steps] != [0, *range(begun + 1, begun + len(a.steps))][: len(a.steps)]:
         return "steps_missing", "the stored steps have gaps"
     compared = [s for s in a.steps if s.step > 0]
@@ -350,7 +398,7 @@ def _mismatch_sentence(attempts: list[_Attempt]) -> str:
 
 
 def _resumed(a: _Attempt) -> str:
-    step = resumed_from(a.controls, a.row.attempt)
+    step = resumed_at(a.controls).get(a.row.attempt)
     return f"; resumed from step {step}" if step else ""
 
 

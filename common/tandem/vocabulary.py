@@ -60,6 +60,25 @@ class Verdict(StrEnum):
     INCONCLUSIVE = "inconclusive"
 
 
+class NodeVerdict(StrEnum):
+    """Verdict of a node, from all that is recorded of it (``tandem.node_verdict``)."""
+
+    CORRUPTING = "corrupting"
+    SUSPECTED = "suspected"
+    CLEAN = "clean"
+    UNKNOWN = "unknown"
+
+
+class NodeAction(StrEnum):
+    """What a person may decide about a node."""
+
+    CLEAR = "clear"
+
+
+CLEARED = "cleared"
+"""The decision that is stored in ``node_decisions``: what was found before it counts no more."""
+
+
 class Cause(StrEnum):
     """Why a stored mismatch row exists.
 

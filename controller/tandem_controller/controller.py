@@ -70,7 +70,7 @@ class Controller:
         self.verdicts = Verdicts(engine, Fence(engine, names.LEASE, token), cluster, settings.namespace)
         self._parts = Parts(
             kube=kube, caches=self.caches, facts=self.facts, verdicts=self.verdicts, policy=policy, settings=settings,
-            metrics=metrics, snapshot=PodSnapshot(kube), nodes=Nodes(),
+            metrics=metrics, snapshot=PodSnapshot(kube, settings.pairing_seconds / 2), nodes=Nodes(),
         )  # fmt: skip
         self._reconciler = Reconciler(self._parts)
         self._stopping = threading.Event()

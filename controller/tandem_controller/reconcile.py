@@ -62,8 +62,7 @@ class Reconciler:
                 self._failures.pop(key, None)
                 return None
             with self._choosing(obj):
-                seen = self._observe(key, obj)
-                decision = plan(seen)
+                seen, decision = decide(self._observe(key, obj), self.parts.snapshot)
                 written = self._write(seen, decision)
             if not self._act(key, seen, decision, written):
                 return decision.requeue_s
@@ -175,6 +174,24 @@ class Reconciler:
         return again or changed
 
 
+def decide(seen: Observed, snapshot: world.PodSnapshot) -> tuple[Observed, Decision]:
+    """Plan; where nodes were chosen by what ran on them a while ago, look at these now, and plan again.
+
+    Returns:
+        What the decision was made from, and the decision.
+    """
+    decision = plan(seen)
+    looked: set[str] = set()
+    while unsure := set(snapshot.stale(_newly_chosen(seen, decision))) - looked:
+        looked |= unsure
+        try:
+            seen = replace(seen, world=replace(seen.world, usage=snapshot.look_at(sorted(unsure))))
+        except KubeError as failure:
+            seen = replace(seen, missing=[str(failure)])
+        decision = plan(seen)
+    return seen, decision
+
+
 def _spec(obj: Mapping[str, Any]) -> tuple[PairRunSpec | None, str]:
     try:
         return read_spec(obj.get("spec") or {}), ""
@@ -188,6 +205,14 @@ def _ends_soon(status: PairRunStatus, pods: Sequence[Pod]) -> bool:
     if last is None or last.ended_at is not None or last.running_at is None:
         return False
     return {pod.role for pod in pods if pod.attempt == last.number and pod.running} != set(Role)
+
+
+def _newly_chosen(seen: Observed, decision: Decision) -> tuple[str, ...]:
+    """Nodes of the attempt that a decision starts, if it starts one."""
+    if decision.status.attempt == seen.status.attempt:
+        return ()
+    last = decision.status.attempts[-1]
+    return last.suspect.node, last.reference.node
 
 
 def _needs_a_pair(status: PairRunStatus) -> bool:

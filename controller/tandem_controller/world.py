@@ -18,18 +18,29 @@ from tandem.pairrun.status import PairRunStatus
 from tandem.vocabulary import Kind
 from tandem_controller.ending import tried
 
-SNAPSHOT_S = 2.0
-"""How old a list of all pods may be; what this controller placed since is known from the claims."""
+FRESH_S = 2.0
+"""How old a look at a node that is about to be chosen may be; what this controller placed since is in the claims."""
+RUNNING = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class PodSnapshot:
-    """What runs on the cluster's nodes. A list now and then costs less than a watch of every pod. Thread-safe."""
+    """What runs on the cluster's nodes: a list of all pods now and then, and a fresh one of each node that is chosen.
 
-    def __init__(self, kube: Kube, clock: Callable[[], float] = time.monotonic) -> None:
-        self._kube, self._clock = kube, clock
+    A list costs less than a watch of every pod. An old one can only delay a pairing: it makes none. Thread-safe.
+
+    Args:
+        kube: the cluster.
+        patience_s: how old the list of all pods may be, seconds.
+        clock: monotonic, seconds.
+    """
+
+    def __init__(self, kube: Kube, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._kube, self._patience_s, self._clock = kube, max(patience_s, FRESH_S), clock
         self._lock = threading.Lock()
         self._at = float("-inf")
-        self._usage: dict[str, list[PodUse]] = {}
+        self._looked: dict[str, float] = {}
+        """Node -> when it alone was looked at, after the list of all."""
+        self._usage: Mapping[str, list[PodUse]] = {}
 
     def usage(self) -> Mapping[str, list[PodUse]]:
         """Pods by node.
@@ -38,14 +49,35 @@ class PodSnapshot:
             KubeError: the list cannot be had.
         """
         with self._lock:
-            if self._clock() - self._at > SNAPSHOT_S:
-                running = "status.phase!=Succeeded,status.phase!=Failed"
-                found: dict[str, list[PodUse]] = defaultdict(list)
-                for obj in self._kube.list(PODS.path(), field_selector=running).items:
-                    if (pod := pod_use_from(obj)) is not None:
-                        found[pod.node].append(pod)
-                self._usage, self._at = found, self._clock()
+            if (now := self._clock()) - self._at > self._patience_s:
+                self._usage, self._at, self._looked = self._list(RUNNING), now, {}
             return self._usage
+
+    def stale(self, nodes: Iterable[str]) -> list[str]:
+        """Those of the nodes whose pods must be looked at again before one is chosen."""
+        with self._lock:
+            now = self._clock()
+            return [node for node in nodes if now - self._looked.get(node, self._at) > FRESH_S]
+
+    def look_at(self, nodes: Iterable[str]) -> Mapping[str, list[PodUse]]:
+        """Pods by node, these nodes' as they are now.
+
+        Raises:
+            KubeError: a list cannot be had.
+        """
+        with self._lock:
+            for node in nodes:
+                now = self._clock()
+                found = self._list(f"spec.nodeName={node},{RUNNING}").get(node, [])
+                self._usage, self._looked[node] = {**self._usage, node: found}, now
+            return self._usage
+
+    def _list(self, selector: str) -> dict[str, list[PodUse]]:
+        found: dict[str, list[PodUse]] = defaultdict(list)
+        for obj in self._kube.list(PODS.path(), field_selector=selector).items:
+            if (pod := pod_use_from(obj)) is not None:
+                found[pod.node].append(pod)
+        return dict(found)
 
 
 class Nodes:

@@ -21,6 +21,7 @@ from cluster.bare.tools import ClusterError, log, run, succeeds
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = Path("deploy/Dockerfile")
+POSTGRES = Path("tests/cluster/postgres.Dockerfile")
 KEPT = 3
 """Archives of a target that the cache keeps; older ones are removed."""
 LAYERS = 12 << 30
@@ -57,6 +58,15 @@ def build_image(
         partial.rename(archive)
         _tidy(cache, dockerfile_target)
         return archive
+
+
+def installed_images() -> list[Path]:
+    """The archives of all that the tests install, each named ``localhost/...:test``."""
+    return [
+        build_image("controller", "localhost/tandem-controller:test"),
+        build_image("worker", "localhost/tandem-worker:test"),
+        build_image("postgres", "localhost/postgres:test", dockerfile=POSTGRES),
+    ]
 
 
 def _tidy(cache: Path, target: str) -> None:
@@ -180,3 +190,8 @@ def _alone(cache: Path) -> Iterator[None]:
             with suppress(OSError):
                 shutil.rmtree(left)
         yield
+
+
+if __name__ == "__main__":  # ahead of the tests that install them: PYTHONPATH=tests python -m cluster.images
+    for each in installed_images():
+        log(str(each))

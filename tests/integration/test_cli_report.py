@@ -1,4 +1,4 @@
-"""The run report: self-contained, harmless whatever a node calls itself, and complete."""
+"""The reports of runs and nodes: self-contained, harmless whatever a node calls itself, and complete."""
 
 from __future__ import annotations
 
@@ -8,19 +8,41 @@ import re
 import shlex
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import pytest
+from sqlalchemy import Engine
 
+from raw_runs import gradient_run, training_run
+from sample_nodes import sample_node
 from sample_runs import sample_run
+from tandem.cli import report
 from tandem.cli import run as cli
 from tandem.cli.app import main
-from tandem.errors import SetupError
-from tandem.records import RunRecords
-from tandem.report.page import render
-from tandem.report.svg import bins, frequency_chart
+from tandem.db import profiles
+from tandem.errors import RunNotFoundError, SetupError, UsageError
+from tandem.node_profile import NodeProfile
+from tandem.records import EvaluationRecord, RunRecords
+from tandem.report import node_page
+from tandem.report.run_page import render
+from tandem.report.series import MOST, bins, thinned
 from tandem.spec import RunSpec
 from tandem.vocabulary import Kind, SyncMode
+
+
+def with_answers(records: RunRecords) -> RunRecords:
+    """Two evaluations of eight questions by three arms, of which the suspect errs more."""
+    wrong = {"reference": 1, "baseline": 2, "suspect": 6}
+    records.evaluations = [
+        EvaluationRecord(
+            run_id=records.run.run_id, attempt=1, step=step, task=f"task {q % 2}", question=f"q{q}", arm=arm,
+            scores=[0.1, 0.9], chosen=int(q >= n), answer=1,
+        )
+        for step in (20, 40) for q in range(8) for arm, n in wrong.items()
+    ]  # fmt: skip
+    return records
+
 
 EVIL = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>{{7*7}}\x1b[31m\u202e"
 RUNS = {
@@ -29,9 +51,26 @@ RUNS = {
     "synthetic": sample_run(rows=20, synthetic=True),
     "inconclusive": sample_run(verdict="inconclusive", closed=False),
     "hostile": sample_run(rows=40, evil=EVIL),
+    "gradient": gradient_run().records,
+    "training": training_run().records,
+    "finetune": with_answers(training_run(workload="finetune").records),
+}
+HOSTILE = {"runs": render(RUNS["hostile"]), "nodes": node_page.render(sample_node(evil=EVIL))}
+TAME = {"runs": render(sample_run(rows=40)), "nodes": node_page.render(sample_node())}
+PAGES = {
+    **{name: render(records) for name, records in RUNS.items()},
+    "node": TAME["nodes"],
+    "clean node": node_page.render(sample_node(clean=True)),
+    "hostile node": HOSTILE["nodes"],
 }
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 """Elements of HTML without an end tag."""
+
+
+@pytest.fixture(params=PAGES.values(), ids=PAGES.keys())
+def text(request: pytest.FixtureRequest) -> str:
+    value: str = request.param
+    return value
 
 
 class Page(HTMLParser):
@@ -61,14 +100,7 @@ class Page(HTMLParser):
         self.text.append(data)
 
 
-@pytest.fixture(params=RUNS.values(), ids=RUNS.keys())
-def records(request: pytest.FixtureRequest) -> RunRecords:
-    value: RunRecords = request.param
-    return value
-
-
-def test_it_needs_nothing_else(records: RunRecords) -> None:
-    text = render(records)
+def test_it_needs_nothing_else(text: str) -> None:
     assert not re.search(r"https?://", text)
     assert "@import" not in text
     assert "url(" not in text
@@ -78,44 +110,74 @@ def test_it_needs_nothing_else(records: RunRecords) -> None:
         assert (attributes.get("href") or "#").startswith("#")
 
 
-def test_hostile_strings_stay_text() -> None:
-    text = render(RUNS["hostile"])
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_strings_stay_text(kind: str) -> None:
+    text = HOSTILE[kind]
     assert "<script" not in text
     assert "<img" not in text
     assert "&lt;script&gt;" in text
     assert "{{7*7}}" in text
     assert not any(c in text for c in "\x1b\u202e")
-    clean = Page(render(sample_run(rows=40)))
-    assert [tag for tag, _ in Page(text).tags] == [tag for tag, _ in clean.tags]
+    assert [tag for tag, _ in Page(text).tags] == [tag for tag, _ in Page(TAME[kind]).tags]
 
 
-def test_every_chart_has_a_name_and_its_data_as_a_table(records: RunRecords) -> None:
-    text = render(records)
+def test_every_chart_has_a_name_and_its_data_as_a_table(text: str) -> None:
     page = Page(text)
     charts = [a for tag, a in page.tags if tag == "svg"]
     assert all(a.get("aria-label") and a.get("role") == "img" for a in charts)
-    assert sum(tag == "details" for tag, _ in page.tags) >= len(charts)
+    assert sum(tag == "figure" for tag, _ in page.tags) == len(charts)
+    for figure in re.findall(r"<figure>.*?</figure>", text, re.DOTALL):
+        assert figure.count("<svg") == figure.count("<details>") == 1
+        assert figure.count("<tr>") > 1
+    assert len({a["aria-label"] for a in charts}) == len(charts)
 
 
-def test_links_lead_somewhere_and_ids_are_unique(records: RunRecords) -> None:
-    tags = Page(render(records)).tags
+def test_links_lead_somewhere_and_ids_are_unique(text: str) -> None:
+    tags = Page(text).tags
     names = [a["id"] for _, a in tags if "id" in a]
     assert len(names) == len(set(names))
     assert {(a["href"] or "").removeprefix("#") for tag, a in tags if tag == "a"} <= set(names)
 
 
-def test_the_first_question_is_answered_first(records: RunRecords) -> None:
-    page = Page(render(records))
+@pytest.mark.parametrize("name", RUNS)
+def test_the_first_question_is_answered_first(name: str) -> None:
+    page, run = Page(PAGES[name]), RUNS[name].run
     words = " ".join(page.text)
-    assert words.index(str(records.run.verdict)) < words.index("Pair and parity")
+    assert words.index(str(run.verdict)) < words.index("Pair and parity")
     assert sum(tag == "h1" for tag, _ in page.tags) == 1
-    for part in ("Pair and parity", "Controls", "What was not checked", "How to repeat it", "published node 11"):
+    for part in ("Pair and parity", "Controls", "What was not checked", "How to repeat it"):
         assert part in words
 
 
+PARTS = {
+    "submodule": {"published node 11", "Over steps", "Frequency table"},
+    "gradient": {"Gradient noise", "published node 11", "WCNTS"},
+    "training": {"Losses over steps", "Drift of the parameters"},
+    "finetune": {"Losses over steps", "Drift of the parameters", "Accuracy and disagreement"},
+}
+"""What only the pages of a workload have."""
+
+
+@pytest.mark.parametrize("name", ["mismatch", "gradient", "training", "finetune"])
+def test_parts_appear_only_for_the_workload_that_has_them(name: str) -> None:
+    mine = PARTS[RUNS[name].run.workload]
+    assert {part for parts in PARTS.values() for part in parts if part in PAGES[name]} == mine
+
+
+def test_a_node_is_answered_in_the_order_of_its_questions() -> None:
+    words = " ".join(Page(PAGES["node"]).text)
+    order = ["corrupting: reproduced", "Rule: reproduced", "nothing but patience", "Devices", "By site and rank",
+             "Burstiness", "Differing bits", "Severity", "Gradient noise", "Drift by", "not counted", "new board",
+             "Other temperatures"]  # fmt: skip
+    order.remove("Drift by")
+    places = [words.index(part) for part in order]
+    assert places == sorted(places)
+    clean = " ".join(Page(PAGES["clean node"]).text)
+    assert "of steps is excluded" in clean
+
+
 def test_ten_first_mismatches_in_full() -> None:
-    text = render(RUNS["mismatch"])
-    assert text.count("<dt>first index</dt>") == 10
+    assert PAGES["mismatch"].count("<dt>first index</dt>") == 10
 
 
 SPECS = [
@@ -169,7 +231,12 @@ def test_a_long_run_stays_a_small_page() -> None:
     assert len(data) <= 180
     assert sum(b.elements for b in data) == 100_000 * 1000
     assert sum(b.mismatched for b in data) == sum(m for *_, m in points)
-    assert len(frequency_chart(data, "x")) < 100_000
+    losses = [(step, 5 - step / 1e5 + (9 if step == 77_777 else 0)) for step, *_ in points]
+    shown = thinned(losses)
+    assert len(shown) <= MOST
+    assert set(shown) <= set(losses)
+    assert shown == sorted(shown)
+    assert {losses[0], losses[-1], losses[77_776]} <= set(shown)
 
 
 def test_a_page_can_be_made_of_an_empty_run() -> None:
@@ -180,3 +247,31 @@ def test_a_page_can_be_made_of_an_empty_run() -> None:
         **{f: getattr(records.run, f) for f in records.run.__struct_fields__ if f not in ("verdict", "sentence")}
     )
     assert "No step was compared." in render(records)
+
+
+# -- the command ---------------------------------------------------------------------------------------
+
+
+def test_a_name_is_a_run_or_else_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names that no run has are a node's; only one that could be neither is refused, with both reasons."""
+    run = RUNS["match"]
+
+    def one_run(_: object, name: str) -> RunRecords:
+        if name == "last" or str(run.run.run_id).startswith(name):
+            return run
+        raise RunNotFoundError(f"no run begins with {name}: list them with `tandem runs`")
+
+    def one_node(_: object, name: str) -> NodeProfile:
+        if name == "bad-1":
+            return sample_node()
+        raise UsageError(f"no run names a node {name}: list the nodes with `tandem nodes`")
+
+    monkeypatch.setattr(report, "load", one_run)
+    monkeypatch.setattr(profiles, "load_node", one_node)
+    engine = cast(Engine, None)
+    assert report.find(engine, "last") is report.find(engine, str(run.run.run_id)[:8]) is run
+    assert report.find(engine, "bad-1") == sample_node()
+    with pytest.raises(UsageError, match=r"no run names a node deadbeef.*no run begins with deadbeef"):
+        report.find(engine, "deadbeef")
+    with pytest.raises(UsageError, match=r"no run names a node rack-7: list the nodes with `tandem nodes`$"):
+        report.find(engine, "rack-7")

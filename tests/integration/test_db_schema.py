@@ -183,21 +183,21 @@ def test_months_are_made_once_also_by_many_at_once(engine: Engine) -> None:
     assert sorted(made) == sorted(f"{table}_y2031m12" for table in PARTITIONED)
 
 
-def test_retention_drops_months_and_keeps_roll_ups(database_url: str, engine: Engine, tmp_path: Path) -> None:
+def test_retention_drops_months_and_keeps_what_was_summed_up(database_url: str, engine: Engine, tmp_path: Path) -> None:
     """Records of a dropped run that turn up later change nothing, so nothing is counted twice."""
     run_id = make_run(engine)
     with Sink(database_url, tmp_path, run_id, 1) as sink:
         for record in some_records(run_id, 3):
             sink.put(record)
         assert sink.flush(20)
-    before = scalar(engine, "SELECT sum(elements) FROM node_rollups")
-    assert before == 3 * 800
+    total = "SELECT sum(elements) FROM attempt_totals"
+    assert scalar(engine, total) == 3 * 800
     assert drop_partitions_older_than(engine, datetime.now(UTC)) == []
     month = Month.of(datetime.now(UTC))
     dropped = drop_partitions_older_than(engine, month.following.start)
     assert dropped == sorted(f"{table}_{month.suffix}" for table in PARTITIONED)
     assert scalar(engine, "SELECT count(*) FROM steps") == 0
-    assert scalar(engine, "SELECT sum(elements) FROM node_rollups") == before
+    assert scalar(engine, total) == 3 * 800
     assert scalar(engine, "SELECT records_dropped_at IS NOT NULL FROM runs")
     assert drop_partitions_older_than(engine, month.following.start) == []
 

@@ -42,13 +42,13 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
 
 
 def stored(engine: Engine, run_id: UUID) -> tuple[int, int, int]:
-    """Steps, mismatches, and steps in the roll-up's ledger (by their elements: 800 each)."""
+    """Steps, mismatches, and steps in the attempt's totals (by their elements: 800 each)."""
     with engine.connect() as conn:
         row = conn.execute(
             text(
                 "SELECT (SELECT count(*) FROM steps WHERE run_id = :r), "
                 "(SELECT count(*) FROM mismatches WHERE run_id = :r), "
-                "(SELECT coalesce(sum(elements), 0) / 800 FROM rollup_ledger WHERE run_id = :r)"
+                "(SELECT coalesce(sum(elements), 0) / 800 FROM attempt_totals WHERE run_id = :r)"
             ),
             {"r": run_id},
         ).one()
@@ -73,45 +73,10 @@ def test_writing_twice_changes_nothing(database_url: str, engine: Engine, tmp_pa
             stats = sink.stats
             assert (stats.acknowledged, stats.waiting, stats.spooled) == (stats.put, 0, 0)
         with engine.connect() as conn:
-            totals.append(conn.execute(text("SELECT * FROM node_rollups ORDER BY site_class")).all())
+            totals.append(conn.execute(text("SELECT steps, sites, elements, first_step FROM attempt_totals")).all())
     assert stored(engine, run_id) == (7, 7, 7)
     assert totals[0] == totals[1]
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("synthetic", "hosts", "counted"),
-    [(False, ("a", "b"), 3), (True, ("a", "b"), 0), (False, ("a", "a"), 0), (False, ("", "b"), 0)],
-)
-def test_only_real_runs_on_two_hosts_enter_the_roll_ups(
-    database_url: str, engine: Engine, tmp_path: Path, synthetic: bool, hosts: tuple[str, str], counted: int
-) -> None:
-    run_id = make_run(engine, synthetic=synthetic, hosts=hosts)
-    with Sink(database_url, tmp_path, run_id, 1) as sink:
-        for number in (1, 2, 3):
-            sink.put(step(run_id, number))
-    assert stored(engine, run_id) == (3, 0, counted)
-    row = "SELECT count(*) FROM node_rollups WHERE site_class = 'fwd/attn/out' AND steps = 3 AND sites = 12 "
-    row += "AND elements = 1200 AND mismatched_sites = 3 AND mismatched_elements = 9 AND device_seconds = 3"
-    assert scalar(engine, row) == (1 if counted else 0)
-
-
-def test_the_initial_parameters_count_as_compared_but_not_as_a_step(
-    database_url: str, engine: Engine, tmp_path: Path
-) -> None:
-    """Step 0 trains nothing: the bounds per step and per device-hour rest on the others."""
-    run_id = make_run(engine)
-    totals = "SELECT steps, sites, elements, mismatched_elements, device_seconds FROM"
-    for numbers, steps in (([0], 0), ([1, 2], 2), ([0, 2, 3], 3)):
-        with Sink(database_url, tmp_path, run_id, 1) as sink:
-            for number in numbers:
-                sink.put(step(run_id, number))
-        with engine.connect() as conn:
-            [rollup] = conn.execute(text(f"{totals} node_rollups WHERE site_class = 'fwd/attn/out'")).all()
-            [ledger] = conn.execute(text(f"{totals} rollup_ledger")).all()
-        compared = steps + 1  # two ranks, half a second a step
-        assert tuple(rollup) == (steps, 4 * compared, 400 * compared, 3 * compared, steps * 1.0)
-        assert tuple(ledger) == (steps, 8 * compared, 800 * compared, 3 * compared, steps * 1.0)
 
 
 def test_a_row_that_postgres_refuses_is_named_and_the_others_are_stored(
@@ -389,7 +354,7 @@ def test_the_sink_needs_the_run_no_more_than_the_store_does(database_url: str, e
 
 def test_nothing_is_stored_before_the_attempt_itself_is(database_url: str, engine: Engine, tmp_path: Path) -> None:
     """Its controller may have found the database away while the pair ran: without the run's row the month's partition
-    may be missing, and steps would never enter the roll-ups. The records wait, and then all count.
+    may be missing. The records wait, and then all count.
     """
     run_id = new_run_id(time.time(), os.urandom(10))
     errors: list[str] = []

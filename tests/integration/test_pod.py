@@ -160,7 +160,7 @@ def test_a_pair_whose_run_is_stored_late_loses_and_forgets_nothing(make: Callabl
     records = queries.load_run(engine, pair.run_id)
     assert records.closings[0].reason == "completed"
     assert len(records.steps) == 3
-    assert scalar(engine, "SELECT steps FROM rollup_ledger") == 2
+    assert scalar(engine, "SELECT steps FROM attempt_totals") == 3
     assert pair.said(Role.REFERENCE) == {"reason": "completed", "message": "2 steps compared, 0 findings"}
     (reduction,) = [c for c in records.controls if c.name == "known_reduction"]
     assert reduction.detail["suspect_node"] == "node-of-the-suspect"

@@ -195,7 +195,9 @@ def test_a_resumed_training_has_the_same_bits_as_one_without_interruption(tmp_pa
     assert [(c.step, c.ok) for c in again.records.controls if c.name is ControlName.RESUMED] == [(4, True)]
     assert final_digests(again) == final_digests(whole)
     assert losses(again) == {step: loss for step, loss in losses(whole).items() if step > 4}
-    assert summarise(again.records).resumed == 4
+    drift = summarise(again.records).drift
+    assert drift is not None
+    assert (drift.resumed, drift.started_from) == ({1: 4}, 4)
     assert "resumed from step 4" in decide(again.records).sentence
     if fault:
         assert {(m.step, m.cause) for m in again.records.mismatches} == {(0, Cause.DERIVED)}

@@ -1,4 +1,4 @@
-"""Random faults, ``TANDEM_SOAK`` of them, as steps of long pairs in every mode; other seeds than the ordinary tests."""
+"""Random faults, ``TANDEM_SOAK`` of them, and as many steps without any; other seeds than the ordinary tests."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def _lockstep() -> Any:
 @pytest.mark.parametrize("first", range(0, FAULTS, STEPS))
 def test_random_faults_are_found_alike_in_all_modes(first: int) -> None:
     _lockstep().check_random_faults(min(STEPS, FAULTS - first), seed=1_000_000 + first)
+
+
+@pytest.mark.parametrize("first", range(0, FAULTS, STEPS))
+def test_null_steps_mismatch_nowhere(first: int) -> None:
+    _lockstep().check_null_steps(min(STEPS, FAULTS - first))

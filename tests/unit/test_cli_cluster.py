@@ -14,6 +14,7 @@ from clusters import POLICY, node, use, world
 from tandem.cli import candidates, pair
 from tandem.cli.app import main
 from tandem.errors import SpecError, TandemError
+from tandem.fault_profile import shipped_names
 from tandem.pairrun.changes import told
 from tandem.pairrun.spec import read_spec
 from tandem.pairrun.status import PairRunStatus, read_status
@@ -73,6 +74,40 @@ def test_what_a_pairrun_cannot_say_is_one_line(capsys: pytest.CaptureFixture[str
     assert "whole seconds" in err
 
 
+@pytest.mark.parametrize("arguments", [("--db", "postgresql://h/d"), ("--run-id", "x"), ("--json",)])
+def test_a_dry_run_ignores_nothing_that_was_asked(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    code, out, err = run(capsys, "run", "--dry-run", *arguments)
+    assert (code, out) == (64, "")
+    assert err == f"error: --dry-run stores no run and prints YAML: leave {arguments[0]} out\n"
+    monkeypatch.setenv("TANDEM_DB", "postgresql://h/d")  # set for every command: no request
+    assert run(capsys, "run", "--dry-run")[0] == 0
+
+
+@pytest.mark.parametrize("more", [("--dry-run",), ()])
+def test_a_name_that_no_fault_profile_has_is_told_those_that_ship(
+    capsys: pytest.CaptureFixture[str], more: tuple[str, ...]
+) -> None:
+    code, out, err = run(capsys, "run", "--fault", "nosuch", *more)
+    assert (code, out, err.count("\n")) == (64, "", 1)
+    assert "fault profile nosuch: " in err
+    assert all(name in err for name in shipped_names())
+
+
+@pytest.mark.parametrize("command", [("run",), ("run", "--dry-run"), ("pair", "node-1")])
+@pytest.mark.parametrize("mode", ["none", "never"])
+def test_a_mode_that_compares_nothing_is_not_offered(
+    capsys: pytest.CaptureFixture[str], command: tuple[str, ...], mode: str
+) -> None:
+    code, _, err = run(capsys, *command, "--sync", mode)
+    assert code == 64
+    assert err in (
+        "error: option: sync 'none' compares nothing; it exists for the benchmark only\n",
+        "error: option: sync: 'never' is no mode: use full, digest or optimistic\n",
+    )
+
+
 # -- tandem pair -----------------------------------------------------------------------------------------
 
 
@@ -96,6 +131,8 @@ def test_a_pairruns_spec_holds_what_was_asked_and_nothing_else() -> None:
         ({"asked": {"workload": "finetune"}}, "does not exist yet"),
         ({"asked": {"weights": Path("w")}}, "--weights w: give the path in the pods"),
         ({"asked": {"data": [Path("/a"), Path("b")]}}, "--data b: give the path in the pods"),
+        ({"asked": {"fault": Path("nosuch")}}, "--fault nosuch: use bursts, demo, .* or give the path in the pods"),
+        ({"asked": {"fault": Path("a/b.toml")}}, "--fault a/b.toml: use "),
         ({"node": "Not A Node"}, "nodeName"),
     ],
 )

@@ -151,6 +151,7 @@ def test_what_is_wrong_is_one_line_that_names_the_field(values: dict[str, Any], 
         read_spec(values)
     assert word in str(error.value)
     assert "\n" not in str(error.value)
+    assert not re.match(r"([a-z]+): \1: ", str(error.value))
 
 
 @pytest.mark.parametrize("values", [None, [], "x", 3])

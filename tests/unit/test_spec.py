@@ -54,9 +54,12 @@ def test_a_duration_without_steps_runs_by_time(fields: dict[str, Any], steps: in
         assert RunSpec.model_validate(spec.model_dump(mode="json")) == spec
 
 
-def test_a_run_without_end_is_refused() -> None:
-    with pytest.raises(SpecError, match="give steps or duration"):
-        validate(RunSpec, {"steps": None}, "spec")
+@pytest.mark.parametrize("what", ["spec", "spec run.yaml", "option"])
+def test_a_run_without_end_is_refused(what: str) -> None:
+    """What concerns no single field says once where it was found."""
+    with pytest.raises(SpecError) as error:
+        validate(RunSpec, {"steps": None}, what)
+    assert str(error.value) == f"{what}: give steps or duration, else the run never ends"
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from tandem.errors import DataError
+from tandem_worker.files import SIZE_LIMIT, read_file
+from tandem_worker.tokenizer import Tokenizer, open_tokenizer
 
-SIZE_LIMIT = 1 << 30
-"""Bytes of text that are kept in memory at most."""
 STDLIB_LIMIT = 4 << 20
 """Bytes of the standard library's source that make the default data."""
 STDLIB_PACKAGES = ("asyncio", "collections", "concurrent", "email", "html", "http", "importlib", "json", "logging")
@@ -63,7 +62,7 @@ def open_data(
 
     Args:
         paths: text files, joined in this order; none: the source text of Python's standard library.
-        tokenizer: a ``tokenizer.json``; none: each byte is a token.
+        tokenizer: a ``tokenizer.json`` or SentencePiece model; none: each byte is a token.
         seed: of the run.
         batch: rows per step.
         sequence: tokens per row.
@@ -73,7 +72,7 @@ def open_data(
         DataError: missing, unreadable, empty, binary or too short files, or tokens that the model does not have.
     """
     if paths:
-        texts = [(path, _read(path)) for path in paths]
+        texts = [(path, read_file(path)) for path in paths]
         source = ", ".join(path.name for path in paths[:3]) + (", ..." if len(paths) > 3 else "")
         if sum(len(text) for _, text in texts) > SIZE_LIMIT:
             raise DataError(f"the data files hold more than {SIZE_LIMIT >> 30} GiB: give a smaller sample")
@@ -87,10 +86,10 @@ def open_data(
         kind = "bytes"
         tokens = np.frombuffer(b"".join(text for _, text in texts), np.uint8)
     else:
-        kind = f"tokens of {tokenizer.name}"
-        definition = _read(tokenizer)
-        digest.update(b"tokenizer" + hashlib.sha256(definition).digest())
-        tokens = _tokenize(texts, _tokenizer(tokenizer, definition))
+        opened = open_tokenizer(tokenizer)
+        kind = opened.name
+        digest.update(b"tokenizer" + opened.digest)
+        tokens = _tokenize(texts, opened)
     if len(tokens) <= sequence:
         raise DataError(
             f"{source}: {len(tokens)} {kind} are too few for one sequence of {sequence} and its next token: "
@@ -102,25 +101,6 @@ def open_data(
         )
     description = f"{source}, {len(tokens):,} {kind}"
     return TokenStream(tokens, seed, batch, sequence, digest.hexdigest(), description)
-
-
-def _read(path: Path) -> bytes:
-    """Content of one text file."""
-    try:
-        if path.is_dir():
-            raise DataError(f"{path} is a directory: give text files")
-        if path.stat().st_size > SIZE_LIMIT:
-            raise DataError(f"{path} is larger than {SIZE_LIMIT >> 30} GiB: give a smaller sample")
-        text = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{path} is missing: give an existing text file") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    if not text:
-        raise DataError(f"{path} is empty: give a file with text")
-    if (at := text.find(b"\0")) >= 0:
-        raise DataError(f"{path} is binary (a zero byte at {at}): give a text file")
-    return text
 
 
 def _standard_library() -> list[tuple[Path, bytes]]:
@@ -137,7 +117,7 @@ def _standard_library() -> list[tuple[Path, bytes]]:
     total = 0
     for path in sorted(paths, key=lambda path: path.relative_to(root).as_posix()):
         try:
-            text = _read(path)
+            text = read_file(path)
         except DataError:
             continue
         texts.append((path, text[: STDLIB_LIMIT - total]))
@@ -149,18 +129,6 @@ def _standard_library() -> list[tuple[Path, bytes]]:
     return texts
 
 
-def _tokenizer(path: Path, definition: bytes) -> Tokenizer:
-    try:
-        tokenizer = Tokenizer.from_str(definition.decode())
-    except Exception as error:  # the library raises bare exceptions
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(f"{path} is no tokenizer.json ({reason}): take it from the model's directory") from None
-    # A file may carry the limits of the model that it was made for; here every token counts.
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer
-
-
 def _tokenize(texts: Iterable[tuple[Path, bytes]], tokenizer: Tokenizer) -> np.ndarray:
     """Tokens of all files, ``[N]`` uint32, without special tokens."""
     parts = [np.zeros(0, np.uint32)]
@@ -169,8 +137,7 @@ def _tokenize(texts: Iterable[tuple[Path, bytes]], tokenizer: Tokenizer) -> np.n
             decoded = text.decode()
         except UnicodeDecodeError as error:
             raise DataError(f"{path} is no UTF-8 text (byte {error.start}): convert it, or use bytes") from None
-        encodings = tokenizer.encode_batch_fast(_chunks(decoded), add_special_tokens=False)
-        parts.extend(np.asarray(encoding.ids, np.uint32) for encoding in encodings)
+        parts.extend(np.asarray(ids, np.uint32) for ids in tokenizer.encode(_chunks(decoded)))
     return np.concatenate(parts)
 
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import candidates, controller, db, demo, doctor, export, pair, report, run, runs, show
+from tandem.cli import candidates, controller, db, demo, doctor, export, nodes, pair, report, run, runs, show, verdict
 from tandem.errors import TandemError
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_USAGE
 
@@ -59,6 +59,9 @@ app.command("demo")(demo.demo)
 app.command("run")(run.run)
 app.command("runs")(runs.runs)
 app.command("show")(show.show)
+app.command("verdict")(verdict.verdict)
+app.command("nodes")(nodes.nodes)
+app.command("node")(nodes.node)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)

@@ -29,6 +29,7 @@ def demo(
     from tandem.home import home
     from tandem.progress import closing_lines
     from tandem.report.page import write
+    from tandem.report.run_page import render
     from tandem.summary import summarise
 
     folder = output or home() / "reports"
@@ -52,7 +53,7 @@ def demo(
                 say(f"injected truth: {injected:,} elements changed, {found:,} found; site by site "
                     f"{'equal' if equal else 'NOT EQUAL'}")  # fmt: skip
                 good = good and equal and injected > 0
-            say(f"report: {write(records, folder / f'{records.run.run_id}.html')}")
+            say(f"report: {write(render(records), folder / f'{records.run.run_id}.html')}")
             say()
             right.append(good)
             if stopped:

@@ -20,7 +20,9 @@ DataOption = Annotated[
     list[Path] | None,
     typer.Option(metavar="FILE", help="Text to train on, may be repeated.  [default: Python's source]"),
 ]
-TokenizerOption = Annotated[Path | None, typer.Option(metavar="FILE", help="tokenizer.json; without it, bytes.")]
+TokenizerOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="tokenizer.json or tokenizer.model; without it, bytes.")
+]
 TpOption = Annotated[int | None, typer.Option(help="Tensor-parallel ranks, one device each.  [default: 2]")]
 StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.  [default: 20]")]
 DurationOption = Annotated[float | None, typer.Option(metavar="SECONDS", help="End after this long.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
@@ -132,7 +133,22 @@ def pairrun_spec(kind: Kind, node: str | None, reference: str | None, asked: dic
         for path in [found] if isinstance(found := spec["workload"].get(field, []), str) else found:
             if not path.startswith("/"):
                 raise UsageError(f"--{field} {path}: give the path in the pods, which begins with /")
+    _check_fault(run.fault)
     return spec
+
+
+def _check_fault(fault: Path | None) -> None:
+    """The file is in the pods; a name is one of those that ship with Tandem.
+
+    Raises:
+        UsageError: it is neither a path from the root nor such a name.
+    """
+    from tandem.fault_profile import shipped_names
+
+    if fault is not None and not fault.is_absolute() and str(fault) not in shipped_names():
+        raise UsageError(
+            f"--fault {fault}: use {', '.join(shipped_names())}, or give the path in the pods, which begins with /"
+        )
 
 
 def generated_name(stem: str) -> str:

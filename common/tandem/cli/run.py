@@ -10,7 +10,7 @@ import typer
 
 from tandem.cli import flags as f
 from tandem.cli.output import DbOption, JsonOption, console, database_url, emit_json, exit_code, note, say
-from tandem.errors import SpecError
+from tandem.errors import SpecError, UsageError
 from tandem.records import RunRecords
 from tandem.spec import RunSpec, load_preset, resolve, validate
 from tandem.vocabulary import Kind
@@ -20,6 +20,7 @@ PATHS = ("weights", "tokenizer", "checkpoints", "start")
 
 
 def run(
+    ctx: typer.Context,
     spec: Annotated[
         Path | None, typer.Argument(metavar="[SPEC]", help="YAML file with a run spec; flags win over it.")
     ] = None,
@@ -66,10 +67,19 @@ def run(
     }  # fmt: skip
     asked = read_spec(spec, {k: v for k, v in flags.items() if v is not None})
     if dry_run:
+        _only_dry(ctx, {"db": "--db", "run_id": "--run-id", "json": "--json"})
         say(as_pairrun(asked).rstrip())
         return
     records = execute(asked, db, run_id=_uuid(run_id))
     raise typer.Exit(report(records, as_json=json))
+
+
+def _only_dry(ctx: typer.Context, others: dict[str, str]) -> None:
+    """Refuse options that a dry run would ignore; the environment's database is no request."""
+    for name, option in others.items():
+        source = ctx.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise UsageError(f"--dry-run stores no run and prints YAML: leave {option} out")
 
 
 def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
@@ -94,8 +104,9 @@ def _absolute(spec: RunSpec) -> RunSpec:
     """Paths that mean the same in every folder: the spec is stored, and repeated elsewhere."""
     paths = {name: path.absolute() for name in PATHS if (path := getattr(spec, name))}
     if spec.fault is not None:
-        from tandem.fault_profile import shipped_profile
+        from tandem.fault_profile import check_name, shipped_profile
 
+        check_name(spec.fault)
         if shipped_profile(spec.fault) is None:
             paths["fault"] = spec.fault.absolute()
     return spec.model_copy(update={**paths, "data": [path.absolute() for path in spec.data]})

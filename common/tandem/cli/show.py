@@ -5,6 +5,7 @@ from __future__ import annotations
 from tandem import formats
 from tandem.cli.output import DbOption, JsonOption, RunArgument, database, emit_json, load, say
 from tandem.summary import RunSummary
+from tandem.vocabulary import Workload
 
 
 def show(run: RunArgument, db: DbOption = None, json: JsonOption = False) -> None:
@@ -27,7 +28,10 @@ def lines(s: RunSummary) -> list[str]:
 
     out = [formats.clean(s.headline, 2000), ""]
     out += _facts(s)
-    out += ["", "per-rank partials, before the reduction", *tables.phase_module_table(s)]
+    for part in (tables.noise_lines(s), tables.drift_lines(s), tables.answer_lines(s)):
+        out += ["", *part] if part else []
+    if s.table or s.run.workload == Workload.SUBMODULE:
+        out += ["", "per-rank partials, before the reduction", *tables.phase_module_table(s)]
     if other := tables.other_table(s):
         out += ["", "other tensors, outside the frequency", *other]
     if s.findings:

@@ -87,10 +87,22 @@ def require_head(found: str | None) -> None:
 def upgrade(url: str, revision: str = "head") -> None:
     """Bring the schema to ``revision``. Safe to run from several places at once: one works, the others wait.
 
+    At the head, runs that an earlier version finished are summarised for their nodes' profiles.
+
     Raises:
         DatabaseError: unreachable, locked by a long transaction, or the schema is newer than this Tandem.
     """
     _run(url, lambda config: command.upgrade(config, revision))
+    if revision == "head":
+        from tandem.db.profiles import catch_up
+
+        engine = connect(url, statement_timeout_s=STATEMENT_TIMEOUT_S)
+        try:
+            catch_up(engine)
+        except DBAPIError as error:
+            raise unreachable(url, error) from None
+        finally:
+            engine.dispose()
 
 
 def downgrade(url: str, revision: str) -> None:

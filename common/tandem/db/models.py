@@ -14,7 +14,7 @@ from uuid import UUID
 
 from sqlalchemy import BigInteger, CheckConstraint, DateTime, ForeignKey, Identity, Index, Integer, MetaData, Text, func
 from sqlalchemy import text as sql
-from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSONB
+from sqlalchemy.dialects.postgresql import ARRAY, DOUBLE_PRECISION, JSON, JSONB
 from sqlalchemy.dialects.postgresql import UUID as PG_UUID
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
@@ -275,41 +275,41 @@ class Drift(Base):
     grad_norm: Mapped[float | None]
 
 
-class NodeRollup(Base):
-    """Totals of what a suspect node's real runs compared, per workload, kind of run and site class.
+class RunProfile(Base):
+    """What a finished run adds to its node's profile, written with its verdict and in the same transaction.
 
-    Only runs that are not synthetic and whose two sides are on different hosts count. ``steps`` and
-    ``device_seconds`` are those of the steps in which the site class was compared. Outlives retention.
+    Only runs that are not synthetic and whose two sides are on different hosts have one. Outlives retention. The
+    counts are of the conclusive attempts of a conclusive run, and 0 otherwise.
     """
 
-    __tablename__ = "node_rollups"
+    __tablename__ = "run_profiles"
+    __table_args__ = (
+        Index("ix_run_profiles_passed_null", "executables", postgresql_where=sql("passed_null")),
+        Index("ix_run_profiles_unsteady", "run_id", postgresql_where=sql("reference_differs OR suspect_differs")),
+    )
 
-    node: Mapped[str] = mapped_column(primary_key=True)
-    workload: Mapped[str] = mapped_column(primary_key=True)
-    kind: Mapped[str] = mapped_column(primary_key=True)
-    site_class: Mapped[str] = mapped_column(primary_key=True)
+    run_id: Mapped[UUID] = mapped_column(ForeignKey("runs.run_id", ondelete="CASCADE"), primary_key=True)
+    version: Mapped[int]
+    """Of the summary: another one is made anew while the rows are there."""
+    executables: Mapped[str]
+    passed_null: Mapped[bool]
+    comparable: Mapped[bool]
+    reference_differs: Mapped[bool]
+    suspect_differs: Mapped[bool]
+    findings: Mapped[int] = mapped_column(BigInteger)
+    attempts: Mapped[list[int]]
     steps: Mapped[int] = mapped_column(BigInteger)
+    affected_steps: Mapped[int] = mapped_column(BigInteger)
     sites: Mapped[int] = mapped_column(BigInteger)
     elements: Mapped[int] = mapped_column(BigInteger)
     mismatched_sites: Mapped[int] = mapped_column(BigInteger)
     mismatched_elements: Mapped[int] = mapped_column(BigInteger)
     device_seconds: Mapped[float]
-
-
-class RollupLedger(Base):
-    """What each attempt added to the roll-ups, so that they can be audited and sessions counted after retention."""
-
-    __tablename__ = "rollup_ledger"
-
-    run_id: Mapped[UUID] = mapped_column(primary_key=True)
-    attempt: Mapped[int] = mapped_column(primary_key=True)
-    node: Mapped[str] = mapped_column(index=True)
-    steps: Mapped[int] = mapped_column(BigInteger)
-    sites: Mapped[int] = mapped_column(BigInteger)
-    elements: Mapped[int] = mapped_column(BigInteger)
-    mismatched_sites: Mapped[int] = mapped_column(BigInteger)
-    mismatched_elements: Mapped[int] = mapped_column(BigInteger)
-    device_seconds: Mapped[float]
+    devices: Mapped[list[str]]
+    device_count: Mapped[int]
+    evidence: Mapped[str]
+    detail: Mapped[dict[str, Any]] = mapped_column(JSON)
+    """``tandem.run_profile.Detail``; JSON, not JSONB: it is read whole, and as it was written."""
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

@@ -9,13 +9,13 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import BigInteger, Connection, Engine, and_, cast, func, literal_column, select
+from sqlalchemy import BigInteger, Connection, Engine, and_, func, literal_column, select
 from sqlalchemy.exc import DBAPIError
 
 from tandem.db.engine import unreachable
-from tandem.db.models import Attempt, Base, Control, Fault, Mismatch, Run, Step
+from tandem.db.models import Attempt, AttemptTotals, Base, Control, Fault, Mismatch, Run, Step
 from tandem.db.rows import LAYOUTS
-from tandem.errors import DatabaseError
+from tandem.errors import DatabaseError, RunNotFoundError
 from tandem.records import (
     AttemptRow,
     ClosingRecord,
@@ -129,7 +129,7 @@ def list_runs(
     synthetic: bool | None = None,
     before: UUID | None = None,
 ) -> list[RunSummaryRow]:
-    """Runs with their totals, newest first.
+    """Runs with their totals, newest first; reads no step and no mismatch.
 
     Args:
         engine: the database.
@@ -156,22 +156,15 @@ def list_runs(
         query = query.where(Run.run_id < before)
     page = query.subquery()
     attempts = select(func.count()).where(Attempt.run_id == page.c.run_id).scalar_subquery()
-    each = func.jsonb_each(Step.classes).table_valued("key", "value").lateral("each")
-    numbers = [
-        func.coalesce(func.sum(cast(literal_column(f"each.value->>{i}"), BigInteger)), 0).cast(BigInteger)
-        for i in range(4)
-    ]
+    counts = ("steps", "sites", "elements", "mismatched_sites", "mismatched_elements")
     totals = (
-        select(*(n.label(f"n{i}") for i, n in enumerate(numbers)))
-        .select_from(Step)
-        .outerjoin(each, literal_column("true"))
-        .where(Step.run_id == page.c.run_id)
+        select(*(func.coalesce(func.sum(getattr(AttemptTotals, n)), 0).cast(BigInteger).label(n) for n in counts))
+        .where(AttemptTotals.run_id == page.c.run_id)
         .lateral("totals")
     )
-    steps = select(func.count()).select_from(Step).where(Step.run_id == page.c.run_id).scalar_subquery()
     names = RunRow.__struct_fields__
     statement = (
-        select(*(page.c[n] for n in names), attempts, steps, totals.c.n0, totals.c.n1, totals.c.n2, totals.c.n3)
+        select(*(page.c[n] for n in names), attempts, *(totals.c[n] for n in counts))
         .select_from(page)
         .join(totals, literal_column("true"))
         .order_by(page.c.run_id.desc())
@@ -188,7 +181,8 @@ def find_run(engine: Engine, prefix: str) -> UUID:
     """The run whose id begins with ``prefix`` (dashes may be left out), or the newest one for ``last``.
 
     Raises:
-        DatabaseError: none or several.
+        RunNotFoundError: none begins so.
+        DatabaseError: several do, or there is no run at all for ``last``.
     """
     wanted = prefix.strip().lower().replace("-", "")
     try:
@@ -199,7 +193,7 @@ def find_run(engine: Engine, prefix: str) -> UUID:
                     raise DatabaseError("there is no run yet: start one with `tandem run`")
                 return newest
             if not re.fullmatch(r"[0-9a-f]{1,32}", wanted):
-                raise DatabaseError(f"{prefix!r} is no run id: give its first characters, or `last`")
+                raise RunNotFoundError(f"{prefix!r} is no run id: give its first characters, or `last`")
             low, high = UUID(wanted.ljust(32, "0")), UUID(wanted.ljust(32, "f"))
             found = conn.scalars(
                 select(Run.run_id).where(Run.run_id.between(low, high)).order_by(Run.run_id.desc()).limit(4)
@@ -207,7 +201,7 @@ def find_run(engine: Engine, prefix: str) -> UUID:
     except DBAPIError as error:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
     if not found:
-        raise DatabaseError(f"no run begins with {prefix}: list them with `tandem runs`")
+        raise RunNotFoundError(f"no run begins with {prefix}: list them with `tandem runs`")
     if len(found) > 1:
         more = " ..." if len(found) > 3 else ""
         raise DatabaseError(

@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import Connection, Engine, insert, select, update
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
-from tandem.db import liveness, queries
+from tandem.db import liveness, profiles, queries
 from tandem.db.engine import one_line
 from tandem.db.fence import Fence
 from tandem.db.models import Attempt, Run
@@ -68,7 +68,7 @@ def start_attempt(engine: Engine, row: AttemptRow, *, exists_ok: bool = False, f
 
     Args:
         engine: the database.
-        row: the attempt; its hosts decide whether the roll-ups count it, so they must be known by now.
+        row: the attempt; its hosts decide whether it says anything about a node, so they must be known by now.
         exists_ok: the same attempt (on the same hosts) may be there already; it stays as it is.
         fence: checked in the same transaction.
 
@@ -153,7 +153,7 @@ def finish_run(
     finished_at: float,
     fence: Fence | None = None,
 ) -> bool:
-    """Give a running run its verdict.
+    """Give a running run its verdict, and its node's profile what it adds, in one transaction.
 
     Returns:
         False if it had one already; a verdict is given once.
@@ -215,6 +215,8 @@ def _finish(conn: Connection, run_id: UUID, verdict: str, reason: str, sentence:
         .where(Run.run_id == run_id, Run.state == "running")
         .values(state="finished", verdict=verdict, reason=reason, sentence=sentence, finished_at=_time(now))
     )
+    if found.rowcount == 1:
+        profiles.store_profile(conn, run_id)
     return found.rowcount == 1
 
 

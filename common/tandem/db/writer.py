@@ -1,8 +1,9 @@
 """Writes a batch of records in one transaction: COPY into a staging table, then INSERT ... ON CONFLICT DO NOTHING.
 
 COPY itself knows no ON CONFLICT; the temporary staging table gives its speed to writes that may be repeated. The
-roll-ups of the node profile and the attempt's totals change in the same statement that inserts the steps, and only by
-what its RETURNING gives: a repeated step adds nothing.
+attempt's totals change in the same statement that inserts the steps, and only by what its RETURNING gives: a repeated
+step adds nothing. What a run adds to its node's profile is made when it gets its verdict, since only conclusive runs
+count (``tandem.db.profiles``).
 """
 
 from __future__ import annotations
@@ -18,45 +19,8 @@ from sqlalchemy.dialects.postgresql.base import PGDialect
 from tandem.db.rows import LAYOUTS, Layout
 from tandem.records import MismatchRecord, Record, StepRecord
 
-_ROLLUP = """
-, counted AS (
-  SELECT f.run_id, f.attempt, f.step, r.suspect_node AS node, r.workload, r.kind, c.key AS site_class,
-         (c.value->>0)::bigint AS sites, (c.value->>1)::bigint AS elements,
-         (c.value->>2)::bigint AS mismatched_sites, (c.value->>3)::bigint AS mismatched_elements,
-         CASE WHEN f.step > 0 THEN 1 ELSE 0 END AS trained,  -- step 0 compares the initial parameters
-         CASE WHEN f.step > 0 THEN f.duration_s * a.devices ELSE 0 END AS device_seconds
-  FROM fresh f JOIN runs r USING (run_id) JOIN attempts a USING (run_id, attempt), jsonb_each(f.classes) c
-  WHERE NOT r.synthetic
-    AND a.reference_host <> '' AND a.suspect_host <> '' AND a.reference_host <> a.suspect_host
-), rolled AS (
-  INSERT INTO node_rollups AS n (node, workload, kind, site_class, steps, sites, elements,
-                                 mismatched_sites, mismatched_elements, device_seconds)
-  SELECT node, workload, kind, site_class, sum(trained), sum(sites), sum(elements),
-         sum(mismatched_sites), sum(mismatched_elements), sum(device_seconds)
-  FROM counted GROUP BY node, workload, kind, site_class
-  ORDER BY node, workload, kind, site_class  -- one order everywhere: no deadlock between sinks
-  ON CONFLICT (node, workload, kind, site_class) DO UPDATE SET
-    steps = n.steps + EXCLUDED.steps, sites = n.sites + EXCLUDED.sites, elements = n.elements + EXCLUDED.elements,
-    mismatched_sites = n.mismatched_sites + EXCLUDED.mismatched_sites,
-    mismatched_elements = n.mismatched_elements + EXCLUDED.mismatched_elements,
-    device_seconds = n.device_seconds + EXCLUDED.device_seconds
-), per_step AS (
-  SELECT run_id, attempt, node, max(trained) AS trained, max(device_seconds) AS device_seconds, sum(sites) AS sites,
-         sum(elements) AS elements, sum(mismatched_sites) AS mismatched_sites,
-         sum(mismatched_elements) AS mismatched_elements
-  FROM counted GROUP BY run_id, attempt, node, step
-), booked AS (
-  INSERT INTO rollup_ledger AS l (run_id, attempt, node, steps, sites, elements,
-                                  mismatched_sites, mismatched_elements, device_seconds)
-  SELECT run_id, attempt, node, sum(trained), sum(sites), sum(elements),
-         sum(mismatched_sites), sum(mismatched_elements), sum(device_seconds)
-  FROM per_step GROUP BY run_id, attempt, node ORDER BY run_id, attempt
-  ON CONFLICT (run_id, attempt) DO UPDATE SET
-    steps = l.steps + EXCLUDED.steps, sites = l.sites + EXCLUDED.sites, elements = l.elements + EXCLUDED.elements,
-    mismatched_sites = l.mismatched_sites + EXCLUDED.mismatched_sites,
-    mismatched_elements = l.mismatched_elements + EXCLUDED.mismatched_elements,
-    device_seconds = l.device_seconds + EXCLUDED.device_seconds, updated_at = now()
-), compared AS (
+_TOTALS = """
+, compared AS (
   SELECT f.run_id, f.attempt, f.step, f.rows,
          coalesce(sum((c.value->>0)::bigint), 0) AS sites, coalesce(sum((c.value->>1)::bigint), 0) AS elements,
          coalesce(sum((c.value->>2)::bigint), 0) AS mismatched_sites,
@@ -108,8 +72,8 @@ def _insert(layout: Layout) -> str:
     insert = f"INSERT INTO {name} ({columns}) SELECT {values} FROM stage_{name} ON CONFLICT DO NOTHING"  # noqa: S608
     if layout.record is not StepRecord:
         return insert
-    fresh = f"WITH fresh AS ({insert} RETURNING run_id, attempt, step, classes, duration_s, rows)"
-    return f"{fresh}{_ROLLUP} SELECT count(*) FROM fresh"  # noqa: S608
+    fresh = f"WITH fresh AS ({insert} RETURNING run_id, attempt, step, classes, rows)"
+    return f"{fresh}{_TOTALS} SELECT count(*) FROM fresh"  # noqa: S608
 
 
 _STATEMENTS = {
@@ -180,7 +144,7 @@ def write(conn: psycopg.Connection[Any], lines: Sequence[Line]) -> int:
 
 def attempt_stored(conn: psycopg.Connection[Any], run_id: UUID, attempt: int) -> bool:
     """Whether the attempt's own row is there. Before it is, no record of the attempt may be stored: the partitions of
-    its month may be missing, and steps would never enter the roll-ups, which read the run and the attempt.
+    its month may be missing.
     """
     with conn.transaction():
         found = conn.execute("SELECT 1 FROM attempts WHERE run_id = %s AND attempt = %s", [run_id, attempt])

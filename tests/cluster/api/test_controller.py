@@ -62,7 +62,7 @@ def test_a_quarantined_node_gets_its_partner_and_its_verdict(
     assert records.attempts[0].state == "closed"
     assert records.attempts[0].images == {"reference": IMAGE, "suspect": IMAGE}
     with engine.connect() as conn:
-        assert conn.scalar(text("SELECT count(*) FROM node_rollups")) > 0  # type: ignore[operator]
+        assert conn.scalar(text("SELECT count(*) FROM run_profiles")) > 0  # type: ignore[operator]
     engine.dispose()
 
 

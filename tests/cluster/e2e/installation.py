@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.handle import BareCluster, until
-from cluster.images import build_image
+from cluster.images import installed_images
 from cluster.outside import Outside
 from tandem.pairrun import names
 from tandem.pairrun.status import PairRunStatus, read_status
@@ -66,11 +66,7 @@ class Tandem:
             # Without a StorageClass of the cluster's own nobody gives PostgreSQL a disk: its records go with its pod.
             disk = {"database": {"trial": {"persistence": {"enabled": self.cluster.gives_disks()}}}}
             return merged(self.cluster.images(), disk)
-        self.cluster.load(
-            build_image("controller", "localhost/tandem-controller:test"),
-            build_image("worker", "localhost/tandem-worker:test"),
-            build_image("postgres", "localhost/postgres:test", dockerfile=Path("tests/cluster/postgres.Dockerfile")),
-        )
+        self.cluster.load(*installed_images())
         return OURS
 
     def install(self) -> None:

@@ -1,9 +1,9 @@
 """A linear sketch of the master weights: a few KB from which the distance of two models is told. Pure.
 
-Count sketch (Charikar, Chen, Farach-Colton 2002). Rank ``r`` holds ``K`` buckets, a prime. Its fp32 masters, leaf after
-leaf, are cut into rows of ``K`` (each leaf starts a row); element ``c`` of row ``i`` is added to bucket ``c`` with
-the sign ``bit 31 of a[i] * b[c]``, ``a`` and ``b`` being hashes. A replicated leaf counts on rank 0 alone. So the
-squared norm of the difference of two sketches is an unbiased estimate of ||p_a - p_b||^2 whose variance is
+Count sketch (Charikar, Chen, Farach-Colton 2002). Rank ``r`` holds ``K`` buckets, a prime. Its fp32 masters become a
+table with ``K`` columns (`layout`), and element ``c`` of row ``i`` is added to bucket ``c`` with the sign
+``bit 31 of a[i] * b[c]``, ``a`` and ``b`` being hashes. Replicated leaves count on rank 0 alone. So the squared norm of
+the difference of two sketches is an unbiased estimate of ||p_a - p_b||^2 whose variance is
 2 (sum of B_k^2 - sum of x_i^4), with B_k the squared norm of what fell into bucket ``k``: nothing for a single element,
 and a standard deviation of ``sqrt(2 / K) / 2`` of the norm where the difference is spread over the buckets. ``K`` is
 prime, so rows, columns and tiles of a matrix are spread.
@@ -28,6 +28,8 @@ BUCKETS = 16384
 FRACTION = 32
 """Bits behind the point."""
 QUANTUM = 2.0**-FRACTION
+BLOCK = 8
+"""Rows that a program adds at a time: XLA:CPU vectorises such a reduction, and not one over a long leading axis."""
 LIMIT = 1024.0
 """A weight of this size, or one that is not finite, makes a sketch worthless."""
 HALF = 2**30
@@ -68,9 +70,24 @@ def column_hash(number: int) -> npt.NDArray[np.uint32]:
     return mix(np.arange(number, dtype=np.uint32) + np.uint32(COLUMN_SEED))
 
 
-def rows_of(elements: int, number: int) -> int:
-    """Rows that a leaf takes."""
-    return -(-elements // number)
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where every element of a rank stands in the table of ``K`` columns, row after row."""
+
+    whole: tuple[int, ...]
+    """Per leaf, how many of its first elements fill rows of their own: whole blocks of `BLOCK` rows."""
+    rest: tuple[int, ...]
+    """Leaves whose other elements come after all of these, one behind another."""
+    replicated: tuple[int, ...]
+    """Leaves that come last, whole, beginning with a row; counted on rank 0 alone."""
+
+
+def layout(sizes: Sequence[int], replicated: Sequence[bool], number: int) -> Layout:
+    """The table's order, from the leaves' sizes on one rank and which of them every rank holds alike."""
+    block = number * BLOCK
+    whole = tuple(0 if same else size // block * block for size, same in zip(sizes, replicated, strict=True))
+    rest = (i for i, same in enumerate(replicated) if not same and sizes[i] > whole[i])
+    return Layout(whole, tuple(rest), tuple(i for i, same in enumerate(replicated) if same))
 
 
 def sketch_numpy(leaves: Sequence[tuple[np.ndarray, bool]], ranks: int) -> tuple[Sketch, npt.NDArray[np.int32]]:
@@ -84,19 +101,24 @@ def sketch_numpy(leaves: Sequence[tuple[np.ndarray, bool]], ranks: int) -> tuple
         The sketch, and per rank ``[R]`` the bits of the largest absolute value.
     """
     number = buckets(ranks)
+    flat = [np.ascontiguousarray(array, np.float32).reshape(ranks, -1) for array, _ in leaves]
+    order = layout([f.shape[1] for f in flat], [same for _, same in leaves], number)
     out, top = np.zeros((ranks, 2, number), np.int32), np.zeros(ranks, np.int32)
     for rank in range(ranks):
+        mine = [f[rank] for f in flat]
+        top[rank] = max(int((f.view(np.int32) & 0x7FFFFFFF).max()) for f in mine)
+        tables = [f[:whole] for f, whole in zip(mine, order.whole, strict=True) if whole]
+        tables.append(np.concatenate([np.zeros(0, np.float32), *(mine[i][order.whole[i] :] for i in order.rest)]))
+        if rank == 0:
+            tables.append(np.concatenate([np.zeros(0, np.float32), *(mine[i] for i in order.replicated)]))
         row = 0
-        for array, replicated in leaves:
-            flat = np.ascontiguousarray(array[rank], np.float32).reshape(-1)
-            rows = rows_of(flat.size, number)
-            top[rank] = max(top[rank], int((flat.view(np.int32) & 0x7FFFFFFF).max()))
-            if rank == 0 or not replicated:
-                padded = np.zeros(rows * number, np.float32)
-                padded[: flat.size] = flat
-                signs = (row_hash(row, rows)[:, None] * column_hash(number)).view(np.int32) >> 31
-                for lane, part in enumerate(_parts(padded.reshape(rows, number))):
-                    out[rank, lane] += ((part ^ signs) - signs).sum(axis=0, dtype=np.int32)
+        for values in tables:
+            rows = -(-values.size // number)
+            padded = np.zeros(rows * number, np.float32)
+            padded[: values.size] = values
+            signs = (row_hash(row, rows)[:, None] * column_hash(number)).view(np.int32) >> 31
+            for lane, part in enumerate(_parts(padded.reshape(rows, number))):
+                out[rank, lane] += ((part ^ signs) - signs).sum(axis=0, dtype=np.int32)
             row += rows
     return out, top
 

@@ -69,9 +69,9 @@ def head_backward(
     )
     local_BxS, _ = own_rows(targets_BxS, rows)
     lse_BxS = reduced_2xBxS[0]
-    scale = answer_share(targets_BxS)[..., None] if training.masked else 1.0 / targets_BxS.size
-    per_token = scale[..., 0] if training.masked else scale
-    weight_BxS = per_token * (1.0 + 2.0 * training.z_loss * lse_BxS)
+    share = answer_share(targets_BxS) if training.masked else jnp.full((), 1.0 / targets_BxS.size, jnp.float32)
+    scale = share[..., None]
+    weight_BxS = share * (1.0 + 2.0 * training.z_loss * lse_BxS)
 
     def walk(size: int, total_BxSxH: Array, start: Array) -> tuple[Array, Array]:
         chunk = lax.dynamic_slice_in_dim(unembedding_VxH, start, size, axis=0)

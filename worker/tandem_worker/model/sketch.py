@@ -15,7 +15,7 @@ from tandem.sites import Site
 from tandem.vocabulary import Module, Phase
 from tandem_worker.chain import Op, Plan
 from tandem_worker.digest import fmix32
-from tandem_worker.drift.sketch import COLUMN_SEED, FRACTION, ROW_SEED, buckets, rows_of
+from tandem_worker.drift.sketch import BLOCK, COLUMN_SEED, FRACTION, ROW_SEED, buckets, layout
 from tandem_worker.model.compile import Compute
 from tandem_worker.model.forward import AXIS, Array
 
@@ -23,8 +23,6 @@ SKETCH = "sketch"
 """Name of the program and of its slot, int32 ``[2, K]`` per rank."""
 TOP = "sketch.top"
 """int32 ``[]`` per rank: bits of the largest absolute weight."""
-_BLOCK = 8
-"""Rows that are added at a time: XLA:CPU vectorises such a reduction, and not one over the whole leading axis."""
 
 
 def sketch_op(plan: Plan) -> Op:
@@ -44,37 +42,33 @@ def sketch_body(replicated: Sequence[bool], ranks: int) -> Compute:
 
     def compute(local: list[Array], _: Array | None) -> tuple[list[Array], Array | None]:
         column = fmix32(jnp.arange(number, dtype=jnp.uint32) + np.uint32(COLUMN_SEED))
+        flat = [value.reshape(-1) for value in local]
+        order = layout([value.size for value in flat], replicated, number)
+        high, low, tops, row = jnp.zeros(number, jnp.int32), jnp.zeros(number, jnp.int32), [], 0
+        for value, whole in zip(flat, order.whole, strict=True):
+            if whole:
+                blocks = value[:whole].reshape(-1, BLOCK, number)
+                more_high, more_low, top = _blocks(blocks, row, column)
+                high, low = high + jnp.sum(more_high, axis=0), low + jnp.sum(more_low, axis=0)
+                tops.append(jnp.max(top))
+                row += blocks.shape[0] * BLOCK
         mine = jnp.where(lax.axis_index(AXIS) == 0, jnp.int32(1), jnp.int32(0))
-        high, low = jnp.zeros(number, jnp.int32), jnp.zeros(number, jnp.int32)
-        tops, row = [], 0
-        for value, same in zip(local, replicated, strict=True):
-            found, top = _leaf(value.reshape(-1), row, column)
-            row += rows_of(value.size, number)
-            tops += top
-            for more in found:
-                more_high, more_low = (lane * mine for lane in more) if same else more
-                high, low = high + more_high, low + more_low
+        rest = [flat[i][order.whole[i] :] for i in order.rest]
+        for values, factor in ((rest, jnp.int32(1)), ([flat[i] for i in order.replicated], mine)):
+            if not values:
+                continue
+            joined = jnp.concatenate(values)
+            rows = -(-joined.size // number)
+            blocks = -(-rows // BLOCK)
+            padded = jnp.pad(joined, (0, blocks * BLOCK * number - joined.size)).reshape(blocks, BLOCK, number)
+            more_high, more_low, top = _blocks(padded, row, column)
+            high = high + jnp.sum(more_high, axis=0) * factor
+            low = low + jnp.sum(more_low, axis=0) * factor
+            tops.append(jnp.max(top))
+            row += rows
         return [jnp.stack([high, low]), jnp.max(jnp.stack(tops))], None
 
     return compute
-
-
-def _leaf(flat: Array, row: int, column: Array) -> tuple[list[tuple[Array, Array]], list[Array]]:
-    """Both lanes of a leaf, in up to two parts, and the largest absolute bits of each."""
-    number = column.shape[0]
-    whole = flat.size // (number * _BLOCK)
-    sums, tops = [], []
-    if whole:
-        high, low, top = _blocks(flat[: whole * _BLOCK * number].reshape(whole, _BLOCK, number), row, column)
-        sums.append((jnp.sum(high, axis=0), jnp.sum(low, axis=0)))
-        tops.append(jnp.max(top))
-    if rest := flat.size - whole * _BLOCK * number:
-        rows = rows_of(rest, number)
-        padded = jnp.pad(flat[whole * _BLOCK * number :], (0, rows * number - rest))
-        high, low, top = _blocks(padded.reshape(1, rows, number), row + whole * _BLOCK, column)
-        sums.append((high[0], low[0]))
-        tops.append(jnp.max(top))
-    return sums, tops
 
 
 def _blocks(values: Array, row: int, column: Array) -> tuple[Array, Array, Array]:

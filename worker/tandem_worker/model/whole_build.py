@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from tandem.faults import FaultProfile, can_act
 from tandem.sites import Site
@@ -65,7 +66,11 @@ def composed(
         for op in chain.ops:
             at = place.get(op.index)
             mine = rows[at : at + len(op.sites) + 1] if rows is not None and at is not None else None
-            values, log = computes[op.program]([env[slot] for slot in op.inputs], mine)
+            inputs = [env[slot] for slot in op.inputs]
+            if op.program.endswith(".bwd"):
+                # As `jax.checkpoint` sets it: else the compiler takes the forward pass's values, and keeps all of them.
+                inputs = list(lax.optimization_barrier(tuple(inputs)))
+            values, log = computes[op.program](inputs, mine)
             env.update(zip(op.outputs, values, strict=True))
             if log is not None:
                 logs.append(log)

@@ -1,0 +1,124 @@
+"""A headless Chromium, driven over its DevTools protocol: what a page asks for, says on its console, and looks like."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import websocket
+
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
+    "--remote-debugging-port=0", "--remote-allow-origins=*", "--force-device-scale-factor=1",
+)  # fmt: skip
+WAIT = 120.0
+"""Seconds for one answer of the browser."""
+
+
+class Tab:
+    """One page. Everything that it asks of a network or says on its console is kept."""
+
+    def __init__(self, socket: websocket.WebSocket) -> None:
+        self._socket, self._numbers = socket, itertools.count(1)
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session: str | None = None
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.requests: list[str] = []
+        self.said: list[str] = []
+        self._loaded = False
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._call(f"{domain}.enable")
+
+    def open(self, path: Path) -> None:
+        """Load a file, until its load event."""
+        self._loaded = False
+        self._call("Page.navigate", url=path.as_uri())
+        while not self._loaded:
+            self._take()
+
+    def look(self, *, width: int = 1180, height: int = 900, dark: bool = False, media: str = "screen") -> None:
+        """Choose the window, the colour scheme and the medium."""
+        self._call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._call("Emulation.setEmulatedMedia", media=media, features=[scheme])
+
+    def ask(self, expression: str) -> Any:
+        """Value of a JavaScript expression in the page, as JSON."""
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def picture(self, path: Path) -> None:
+        """The whole page as PNG."""
+        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+        path.write_bytes(base64.b64decode(answer["data"]))
+
+    def paper(self, path: Path) -> None:
+        """The page as PDF, as a printer would have it."""
+        path.write_bytes(base64.b64decode(self._call("Page.printToPDF", printBackground=False)["data"]))
+
+    def _call(self, method: str, **parameters: Any) -> Any:
+        number = next(self._numbers)
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if getattr(self, "_session", None):
+            message["sessionId"] = self._session
+        self._socket.send(json.dumps(message))
+        while True:
+            answer = self._take()
+            if answer.get("id") == number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                return answer["result"]
+
+    def _take(self) -> dict[str, Any]:
+        message: dict[str, Any] = json.loads(self._socket.recv())
+        parameters = message.get("params", {})
+        match message.get("method"):
+            case "Network.requestWillBeSent":
+                self.requests.append(parameters["request"]["url"])
+            case "Runtime.consoleAPICalled":
+                self.said.append(f"console: {parameters['args']}")
+            case "Runtime.exceptionThrown":
+                self.said.append(f"exception: {parameters['exceptionDetails']}")
+            case "Log.entryAdded":
+                self.said.append(f"{parameters['entry']['level']}: {parameters['entry']['text']}")
+            case "Page.loadEventFired":
+                self._loaded = True
+        return message
+
+
+@contextmanager
+def chromium() -> Iterator[Tab]:
+    """A tab in a browser with a profile of its own, which ends with the block."""
+    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        subprocess.Popen(
+            [binary, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+        ) as process,
+    ):  # fmt: skip
+        try:
+            assert process.stderr is not None
+            address = next(
+                (m[1] for line in process.stderr if (m := re.search(r"listening on (ws://\S+)", line))), None
+            )
+            assert address, "Chromium did not start"
+            socket = websocket.create_connection(address, timeout=WAIT)
+            try:
+                yield Tab(socket)
+            finally:
+                socket.close()
+        finally:
+            process.kill()

@@ -1,0 +1,106 @@
+"""The three tokenizers behind one protocol: text survives, beginnings are their own, rubbish is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from tandem.errors import DataError
+from tandem_worker.data import open_data
+from tandem_worker.tokenizer import open_tokenizer
+from tiny_tokenizers import TEXTS, byte_level_json, sentencepiece_model
+
+
+def test_bytes_need_no_file() -> None:
+    opened = open_tokenizer(None)
+    assert opened.encode(["aé", ""]) == [[97, 195, 169], []]
+    assert (opened.begin, opened.digest, opened.name) == ((), b"", "bytes")
+
+
+def test_json_texts_are_whole_and_carry_no_limits(tmp_path: Path) -> None:
+    path = byte_level_json(tmp_path)
+    limited = Tokenizer.from_file(str(path))
+    limited.enable_truncation(2)
+    limited.enable_padding(length=9)
+    limited.save(str(path))
+    opened = open_tokenizer(path)
+    ids = opened.encode(TEXTS)
+    assert [Tokenizer.from_file(str(path)).decode(row) for row in ids] == list(TEXTS)
+    assert (opened.begin, opened.name) == ((), "tokens of tokenizer.json")
+
+
+def test_json_begins_as_its_post_processor_does(tmp_path: Path) -> None:
+    path = byte_level_json(tmp_path)
+    with_begin = Tokenizer.from_file(str(path))
+    with_begin.add_special_tokens(["<s>", "</s>"])
+    ids = [(name, with_begin.token_to_id(name)) for name in ("<s>", "</s>")]
+    with_begin.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=ids)
+    plain = open_tokenizer(path).encode(TEXTS)
+    with_begin.save(str(path))
+    opened = open_tokenizer(path)
+    assert opened.begin == (with_begin.token_to_id("<s>"),)
+    assert opened.encode(TEXTS) == plain, "special tokens are the caller's to add"
+
+
+def test_a_json_that_knows_no_letters_begins_with_nothing(tmp_path: Path) -> None:
+    empty = Tokenizer(models.BPE())
+    empty.pre_tokenizer = pre_tokenizers.Whitespace()
+    empty.save(str(tmp_path / "tokenizer.json"))
+    opened = open_tokenizer(tmp_path / "tokenizer.json")
+    assert (opened.begin, opened.encode(["abc"])) == ((), [[]])
+
+
+def test_sentencepiece_texts_are_whole_and_begin_with_its_own_token(tmp_path: Path) -> None:
+    from sentencepiece import SentencePieceProcessor
+
+    path = sentencepiece_model(tmp_path)
+    opened = open_tokenizer(path)
+    processor = SentencePieceProcessor(model_file=str(path))
+    assert [processor.decode(row) for row in opened.encode(TEXTS)] == list(TEXTS)
+    assert opened.begin == (processor.bos_id(),) == (1,)
+    assert all(1 not in row for row in opened.encode(TEXTS))
+    assert opened.name == "tokens of tokenizer.model"
+
+
+def test_sentencepiece_without_a_beginning(tmp_path: Path) -> None:
+    assert open_tokenizer(sentencepiece_model(tmp_path, bos_id=-1)).begin == ()
+
+
+def test_digests_tell_definitions_apart(tmp_path: Path) -> None:
+    paths = [byte_level_json(tmp_path), sentencepiece_model(tmp_path), sentencepiece_model(tmp_path / "b", bos_id=-1)]
+    digests = {open_tokenizer(path).digest for path in paths}
+    assert len(digests) == 3
+    assert all(len(digest) == 32 for digest in digests)
+
+
+def test_training_text_can_be_read_by_sentencepiece_too(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n".join(TEXTS) * 20)
+    stream = open_data([text], sentencepiece_model(tmp_path), seed=0, batch=2, sequence=8, vocab=400)
+    assert "tokens of tokenizer.model" in stream.description
+    assert 0 < int(stream.tokens.max()) < 400
+
+
+@pytest.mark.parametrize("content", [b"{}", b"\0", b"\xff\xfe", b"\x0a\x05ab", b"not a model\n"])
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.model.v3", "tokenizer.json"])
+def test_what_is_no_tokenizer_is_refused_in_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError) as error:
+        open_tokenizer(tmp_path / name)
+    assert name in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "tokenizer.json"])
+def test_a_missing_or_empty_tokenizer_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match="is missing"):
+        open_tokenizer(tmp_path / name)
+    (tmp_path / name).touch()
+    with pytest.raises(DataError, match="is empty"):
+        open_tokenizer(tmp_path / name)
+    (tmp_path / name).unlink()
+    (tmp_path / name).mkdir()
+    with pytest.raises(DataError, match="is a directory"):
+        open_tokenizer(tmp_path / name)

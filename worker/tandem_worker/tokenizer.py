@@ -1,0 +1,102 @@
+"""Tokenizers behind one small protocol: Hugging Face's ``tokenizer.json``, SentencePiece's ``tokenizer.model``, bytes.
+
+A file whose name ends with ``.json`` is read by the library tokenizers, any other by SentencePiece: published files
+carry endings such as ``.model.v3``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from sentencepiece import SentencePieceProcessor
+from tokenizers import Tokenizer as Definition
+
+from tandem.errors import DataError
+from tandem_worker.files import read_file
+
+
+class Tokenizer(Protocol):
+    """From text to the model's tokens."""
+
+    @property
+    def name(self) -> str:
+        """What its tokens are called: ``bytes``, or ``tokens of <file>``."""
+
+    @property
+    def digest(self) -> bytes:
+        """SHA-256 of its definition; empty for bytes, which need none."""
+
+    @property
+    def begin(self) -> tuple[int, ...]:
+        """Tokens that its model expects before a text; often one, or none."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of each text, without `begin` or any other special token."""
+
+
+class ByteTokenizer:
+    """Each byte of the UTF-8 text is a token."""
+
+    name = "bytes"
+    digest = b""
+    begin: tuple[int, ...] = ()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(text.encode()) for text in texts]
+
+
+class JsonTokenizer:
+    """A ``tokenizer.json``. `begin` is what its own post-processor puts before a text."""
+
+    def __init__(self, path: Path) -> None:
+        definition = read_file(path)
+        try:
+            self._tokenizer = Definition.from_str(definition.decode())
+        except Exception as error:  # the library raises bare exceptions
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise DataError(f"{path} is no tokenizer.json ({reason}): take it from the model's directory") from None
+        # A file may carry the limits of the model that it was made for; here every token counts.
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.name = f"tokens of {path.name}"
+        self.digest = hashlib.sha256(definition).digest()
+        encoding = self._tokenizer.encode("a")
+        special = encoding.special_tokens_mask
+        self.begin = tuple(encoding.ids[: special.index(0) if 0 in special else 0])
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model such as Mistral's ``tokenizer.model``. `begin` is its beginning-of-sequence token."""
+
+    def __init__(self, path: Path) -> None:
+        definition = read_file(path, what="SentencePiece model", binary=True)
+        try:
+            self._processor = SentencePieceProcessor(model_proto=definition)
+        except RuntimeError:
+            raise DataError(
+                f"{path} is no SentencePiece model: take tokenizer.model or tokenizer.json from the model's directory"
+            ) from None
+        self.name = f"tokens of {path.name}"
+        self.digest = hashlib.sha256(definition).digest()
+        begin = self._processor.bos_id()
+        self.begin: tuple[int, ...] = (begin,) if begin >= 0 else ()
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        return [list(ids) for ids in self._processor.encode(list(texts), out_type=int)]
+
+
+def open_tokenizer(path: Path | None) -> Tokenizer:
+    """The tokenizer of a file; bytes for none.
+
+    Raises:
+        DataError: the file cannot be read or is no tokenizer.
+    """
+    if path is None:
+        return ByteTokenizer()
+    return JsonTokenizer(path) if path.suffix.lower() == ".json" else SentencePieceTokenizer(path)
