@@ -54,13 +54,15 @@ def sketch_body(replicated: Sequence[bool], ranks: int) -> Compute:
                 row += blocks.shape[0] * BLOCK
         mine = jnp.where(lax.axis_index(AXIS) == 0, jnp.int32(1), jnp.int32(0))
         rest = [flat[i][order.whole[i] :] for i in order.rest]
-        for values, factor in ((rest, jnp.int32(1)), ([flat[i] for i in order.replicated], mine)):
+        parts: list[tuple[list[Array], Array]] = [(rest, jnp.ones((), jnp.int32))]
+        parts.append(([flat[i] for i in order.replicated], mine))
+        for values, factor in parts:
             if not values:
                 continue
             joined = jnp.concatenate(values)
             rows = -(-joined.size // number)
-            blocks = -(-rows // BLOCK)
-            padded = jnp.pad(joined, (0, blocks * BLOCK * number - joined.size)).reshape(blocks, BLOCK, number)
+            count = -(-rows // BLOCK)
+            padded = jnp.pad(joined, (0, count * BLOCK * number - joined.size)).reshape(count, BLOCK, number)
             more_high, more_low, top = _blocks(padded, row, column)
             high = high + jnp.sum(more_high, axis=0) * factor
             low = low + jnp.sum(more_low, axis=0) * factor
