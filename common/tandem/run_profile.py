@@ -228,7 +228,7 @@ def _detail(
         uncounted=sum(row.mismatched is None for row in rows),
         capped=capped,
         timing=sum(when, Timing()),
-        timeline=timeline(steps),
+        timeline=timeline(steps, records.run.workload),
         noise=noise((g for g in records.gradients if g.attempt in counted), len(trained)) if gradient else None,
         drifts=drifts,
         loss_spikes=spikes,
@@ -287,7 +287,7 @@ def _rank_map(rows: Iterable[MismatchRecord]) -> list[Cells]:
     return [Cells(*key, parts.group(grouped[key], by_rank)) for key in keys]
 
 
-def timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
+def timeline(steps: Sequence[StepRecord], workload: str) -> list[TimelineBin]:
     """Mismatches over the trained steps, at most `BINS` bins of equal width an attempt."""
     out = []
     for attempt in sorted({s.attempt for s in steps}):
@@ -295,7 +295,7 @@ def timeline(steps: Sequence[StepRecord]) -> list[TimelineBin]:
         width = -(-len(mine) // BINS) if mine else 1
         for begin in range(0, len(mine), width):
             group = mine[begin : begin + width]
-            points = [parts.point(s) for s in group]
+            points = [parts.point(s, workload) for s in group]
             out.append(
                 TimelineBin(
                     attempt,

@@ -162,6 +162,7 @@ def attempt_facts(records: RunRecords) -> list[AttemptFacts]:
     """Facts of every attempt, in order; pure, as the verdict is."""
     spec = records.run.spec
     tp, repeats = int(spec.get("tp", 1)), int(spec.get("self_replays", 8))
+    programs = REQUIRED_PROGRAMS.get(records.run.workload, ())
     found = []
     for row in sorted(records.attempts, key=lambda a: a.attempt):
         a = _of_attempt(records, row)
@@ -171,7 +172,7 @@ def attempt_facts(records: RunRecords) -> list[AttemptFacts]:
         found.append(
             AttemptFacts(
                 attempt=row.attempt,
-                conclusive=why_inconclusive(a, tp, repeats) is None,
+                conclusive=bool(programs) and why_inconclusive(a, tp, repeats, programs) is None,
                 comparable=alike and _images(a) is None and _node(a) is None and not _reference_differs(a),
                 reference_differs=_reference_differs(a),
                 suspect_differs=tuple(sorted({c.subject for c in _suspect_differs(a)})),

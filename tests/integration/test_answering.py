@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from tests.quiz import write_quiz
 
 from tandem.spec import RunSpec, resolve
 from tandem.vocabulary import Workload
@@ -14,7 +15,6 @@ from tandem_worker.model.init import random_parameters, step_inputs
 from tandem_worker.model.whole import LOSS
 from tandem_worker.model.whole_build import build_whole
 from tandem_worker.questions.opened import open_questions
-from tests.quiz import write_quiz
 
 
 def test_the_loss_on_answers_falls_and_the_answers_follow_the_parameters(tmp_path: Path) -> None:

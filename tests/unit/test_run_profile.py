@@ -141,7 +141,7 @@ def test_the_time_of_mismatches_in_bins_of_bounded_number() -> None:
     assert [b.first for b in bins if b.affected] == [
         next(b.first for b in bins if b.first <= s < b.first + b.steps) for s in (450, 451, 999)
     ]
-    assert timeline([]) == []
+    assert timeline([], "submodule") == []
     when = profile_run(records).detail.timing
     assert (when.onset, when.bursts, when.longest_burst) == (450, 2, 2)
 
