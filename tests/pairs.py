@@ -36,6 +36,8 @@ from tandem.vocabulary import Cause, Role, SyncMode, Workload
 from tandem_worker import parity
 from tandem_worker.chain import Chain
 from tandem_worker.data import open_data
+from tandem_worker.drift.checkpoints import open_store
+from tandem_worker.drift.parts import DriftParts
 from tandem_worker.link.channel import Channel, PeerState, Progress, new_keys
 from tandem_worker.lockstep.inbox import Inbox, StopRequested, Tripped
 from tandem_worker.lockstep.ledger import Ledger
@@ -44,6 +46,7 @@ from tandem_worker.model.build import build_chain
 from tandem_worker.model.init import random_parameters
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.whole_build import build_whole
+from tandem_worker.session.choose import UNSYNCHRONISED, reference_session, suspect_session
 from tandem_worker.session.common import Prepared
 from tandem_worker.session.reference import Hooks, ReferenceSession
 from tandem_worker.session.suspect import SuspectSession
@@ -103,6 +106,7 @@ def prepared(
     role: Role,
     profile: FaultProfile | None,
     change: Callable[[dict[str, str]], dict[str, str]] = lambda fields: fields,
+    run: str = "",
 ) -> Prepared:
     """One side, ready for the handshake; ``change`` alters its parity fields."""
     model, training = resolve(spec)
@@ -115,7 +119,11 @@ def prepared(
         spec.data, None, seed=spec.seed, batch=training.batch, sequence=training.sequence, vocab=model.vocab
     )
     fields = parity.gather(spec, model, training, chain, data=data.digest, weights="random", profile=profile)
-    return Prepared(spec, machine, data, change(fields), spec.steps, 1)
+    drift = None
+    if spec.workload in UNSYNCHRONISED:
+        fresh = lambda seed: random_parameters(chain.plan, model, chain.mesh, seed)
+        drift = DriftParts(fresh, open_store(spec, role, fields, run))
+    return Prepared(spec, machine, data, change(fields), spec.steps, 1, drift)
 
 
 End = tuple[Channel, Inbox, Progress, PeerState]
@@ -167,8 +175,8 @@ def run_pair(
     errors: dict[Role, BaseException] = {}
     reasons: list[str] = []
     both = (
-        prepared(spec, Role.REFERENCE, profile, reference_change),
-        prepared(spec, Role.SUSPECT, profile, suspect_change),
+        prepared(spec, Role.REFERENCE, profile, reference_change, run.hex),
+        prepared(spec, Role.SUSPECT, profile, suspect_change, run.hex),
     )
     with channels(run) as ((r_channel, r_inbox, r_progress, r_peer), (s_channel, s_inbox, s_progress, _)):
         ledger = Ledger(sink, run, 1, spec.row_cap, time.time)
@@ -177,8 +185,8 @@ def run_pair(
             schedule=schedule or (lambda _: spec.sync),
             counters=lambda: r_channel.bytes_sent + r_channel.bytes_received,
         )
-        reference = ReferenceSession(both[0], r_channel, r_inbox, r_progress, ledger, hooks)
-        suspect = SuspectSession(both[1], s_channel, s_inbox, s_progress)
+        reference = reference_session(spec.workload)(both[0], r_channel, r_inbox, r_progress, ledger, hooks)
+        suspect = suspect_session(spec.workload)(both[1], s_channel, s_inbox, s_progress)
         tamper(reference, suspect)
         watchdog = None
         if step_timeout is not None:

@@ -8,6 +8,7 @@
       +-- SetupError            the machine or the inputs do not allow the run (exit 2)
       |     +-- WeightsError    weight files do not fit the model
       |     +-- DataError       data files cannot be used
+      |     +-- CheckpointError a checkpoint is of another run, cut off, or not there
       |     +-- DatabaseError   the database cannot be reached or has the wrong schema
       |           +-- RunNotFoundError  no stored run has that name
       +-- PairError             the pair ended without a result (exit 2); carries a named reason
@@ -41,6 +42,10 @@ class WeightsError(SetupError):
 
 
 class DataError(SetupError):
+    pass
+
+
+class CheckpointError(SetupError):
     pass
 
 

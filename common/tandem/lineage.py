@@ -9,8 +9,11 @@ from tandem.vocabulary import ControlName
 
 
 def resumed_at(controls: Iterable[ControlRecord]) -> dict[int, int]:
-    """Attempt -> step of the checkpoint from which it went on; attempts that began anew are not in it."""
-    return {c.attempt: c.step for c in sorted(controls, key=lambda c: c.step) if c.name is ControlName.RESUMED}
+    """Attempt -> step of the checkpoint from which it went on; attempts that began anew are not in it: those that were
+    not to resume, and those whose sides held no checkpoint in common (step 0).
+    """
+    resumed = (c for c in controls if c.name is ControlName.RESUMED and c.step)
+    return {c.attempt: c.step for c in sorted(resumed, key=lambda c: c.step)}
 
 
 def lineage(records: RunRecords) -> dict[int, int | None]:

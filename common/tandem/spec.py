@@ -21,7 +21,7 @@ T = TypeVar("T", bound=BaseModel)
 Positive = Annotated[int, Field(gt=0)]
 
 
-IMPLEMENTED = (Workload.SUBMODULE, Workload.GRADIENT)
+IMPLEMENTED = (Workload.SUBMODULE, Workload.GRADIENT, Workload.TRAINING)
 """Workloads that exist; the others are refused by name."""
 _OF_WORKLOADS: dict[str, tuple[Workload, ...]] = {
     "exchange_mib": (Workload.GRADIENT, Workload.TRAINING, Workload.FINETUNE),
@@ -201,6 +201,10 @@ class RunSpec(_Model):
         for name, workloads in _OF_WORKLOADS.items():
             if self.workload not in workloads and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to workload {' or '.join(workloads)}, this one is {self.workload}")
+        if self.checkpoints is None and (self.checkpoint_every or self.resume):
+            raise ValueError(f"{'checkpoint_every' if self.checkpoint_every else 'resume'} needs checkpoints, a folder")
+        if self.start is not None and self.weights is not None:
+            raise ValueError("give start or weights, not both: each says what the training begins with")
         return self
 
 

@@ -243,8 +243,9 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
     if s.attempts > s.attempts_closed:
         open_ = s.attempts - s.attempts_closed
         out.append(f"{formats.plural(open_, 'attempt')} of {s.attempts} ended without a closing record.")
-    if s.steps_asked is not None and s.steps < s.steps_asked:
-        out.append(f"Steps {s.steps + 1} to {s.steps_asked}: the run ended after {formats.plural(s.steps, 'step')}.")
+    reached = s.steps + (s.drift.started_from if s.drift is not None else 0)
+    if s.steps_asked is not None and reached < s.steps_asked:
+        out.append(f"Steps {reached + 1} to {s.steps_asked}: the run ended after {formats.plural(s.steps, 'step')}.")
     if s.uncounted:
         out.append(
             f"The extent of {formats.plural(s.uncounted, 'mismatch', 'mismatches')}: the tensor was never received."

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandem.bounds import CONFIDENCE, zero_bound
+from tandem.lineage import resumed_at
 from tandem.records import AttemptRow, ClosingRecord, ControlRecord, MismatchRecord, RunRecords, StepRecord
 from tandem.vocabulary import REGULAR_ENDS, Cause, ControlName, ReplayClass, Role, Verdict, Workload
 
@@ -31,8 +32,8 @@ REQUIRED_PROGRAMS: dict[str, tuple[str, ...]] = {
         "embed.update", "attn.update", "ffn.update", "head.update", *_REDUCTIONS,
     ),
     Workload.GRADIENT: ("step", *_REDUCTIONS),
-    Workload.TRAINING: ("step", *_REDUCTIONS),
-    Workload.FINETUNE: ("step", "score", *_REDUCTIONS),
+    Workload.TRAINING: ("step", "sketch", *_REDUCTIONS),
+    Workload.FINETUNE: ("step", "sketch", "score", *_REDUCTIONS),
 }  # fmt: skip
 """Executables of a workload, each of which must be in parity and in both self-replays."""
 
@@ -80,7 +81,7 @@ def decide(records: RunRecords) -> Decision:
     tp, repeats = int(spec.get("tp", 1)), int(spec.get("self_replays", 8))
     reasons = [why_inconclusive(a, tp, repeats, programs) for a in attempts]
     suspected = any(_reference_differs(a) for a in attempts)
-    found = [a for a in attempts if a.mismatches or _suspect_differs(a)]
+    found = [a for a in attempts if a.mismatches or _counted(a) or _suspect_differs(a)]
     conclusive = [a for a, reason in zip(attempts, reasons, strict=True) if reason is None]
     if found and not suspected:
         prints = {fingerprint(parity_of(a.controls)) for a in found}
@@ -332,7 +333,8 @@ def _closing(a: _Attempt) -> tuple[str, str] | None:
 
 
 def _coverage(a: _Attempt) -> tuple[str, str] | None:
-    if [s.step for s in a.steps] != list(range(len(a.steps))):
+    begun = resumed_at(a.controls).get(a.row.attempt, 0)
+    if [s.step for s in a.steps] != [0, *range(begun + 1, begun + len(a.steps))][: len(a.steps)]:
         return "steps_missing", "the stored steps have gaps"
     compared = [s for s in a.steps if s.step > 0]
     if not compared:
@@ -351,6 +353,11 @@ def _coverage(a: _Attempt) -> tuple[str, str] | None:
 def _reference_differs(a: _Attempt) -> bool:
     names = (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END, ControlName.REPLAY_REFERENCE)
     return any(c.name in names and c.role is Role.REFERENCE and not c.ok for c in a.controls)
+
+
+def _counted(a: _Attempt) -> int:
+    """Tensors that differed by the steps' own counts: where nothing is synchronised, most of them have no row."""
+    return sum(c.mismatched_sites for s in a.steps for c in s.classes.values())
 
 
 def _suspect_differs(a: _Attempt) -> list[ControlRecord]:
@@ -382,12 +389,18 @@ def _match_sentence(a: _Attempt) -> str:
     share = zero_bound(steps, CONFIDENCE)
     return (
         f"match: 0 of {elements:.3g} elements over {steps:,} steps and {hours:.2g} device-hours; "
-        f"corruption in more than {100 * share:.2g} % of steps excluded at {100 * CONFIDENCE:.0f} %"
+        f"corruption in more than {100 * share:.2g} % of steps excluded at {100 * CONFIDENCE:.0f} %{_resumed(a)}"
     )
 
 
 def _mismatch_sentence(attempts: list[_Attempt]) -> str:
-    return f"mismatch: {_evidence([a for a in attempts if a.mismatches or _suspect_differs(a)])}"
+    found = [a for a in attempts if a.mismatches or _counted(a) or _suspect_differs(a)]
+    return f"mismatch: {_evidence(found)}{_resumed(attempts[-1])}"
+
+
+def _resumed(a: _Attempt) -> str:
+    step = resumed_at(a.controls).get(a.row.attempt)
+    return f"; resumed from step {step}" if step else ""
 
 
 def _evidence(attempts: list[_Attempt]) -> str:
@@ -406,8 +419,12 @@ def _evidence(attempts: list[_Attempt]) -> str:
     for cause, what in ((Cause.STATE, "kept inputs had changed"), (Cause.DIGEST, "digests of equal tensors differed")):
         if others := [m for m in rows if m.cause is cause]:
             parts.append(f"{len(others):,} {what}, {_ranks(others)}")
-    if derived := sum(m.cause is Cause.DERIVED for m in rows):
-        parts.append(f"{derived:,} updated tensors differed as a consequence")
+    if loaded := sum(m.cause is Cause.DERIVED and not m.step for m in rows):
+        parts.append(f"{loaded:,} tensors already differed in the checkpoints")
+    if derived := sum(m.cause is Cause.DERIVED and m.step > 0 for m in rows):
+        parts.append(f"{derived:,} tensors differed as a consequence")
+    if (counted := sum(_counted(a) for a in attempts)) > len(computed):
+        parts.append(f"{counted:,} tensors differed by their digests in all")
     if unknown := sum(m.mismatched is None and m.cause is not Cause.DERIVED for m in rows):
         parts.append(f"{unknown} tensors never received")
     if selves:

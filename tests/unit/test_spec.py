@@ -62,6 +62,24 @@ def test_a_run_without_end_is_refused(what: str) -> None:
     assert str(error.value) == f"{what}: give steps or duration, else the run never ends"
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"checkpoint_every": 5}, "checkpoint_every needs checkpoints"),
+        ({"resume": True}, "resume needs checkpoints"),
+        ({"start": "/a", "weights": "/b"}, "give start or weights, not both"),
+        ({"baseline": "other"}, "baseline: Input should be 'seed'"),
+        ({"exact_every": 0}, "exact_every: Input should be greater than 0"),
+        ({"workload": "submodule", "baseline": "seed"}, "baseline belongs to workload training"),
+        ({"workload": "gradient", "checkpoints": "/a"}, "checkpoints belongs to workload training"),
+        ({"workload": "submodule", "exchange_mib": 1}, "exchange_mib belongs to workload gradient"),
+    ],
+)
+def test_fields_of_a_training_that_do_not_fit_together_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        validate(RunSpec, {"workload": "training"} | fields, "option")
+
+
 WEIGHTS = Path("/weights")
 
 

@@ -181,3 +181,31 @@ def test_an_attempt_that_ended_early_gives_its_reason(clean: RunRecords) -> None
     changed.closings = [replace(c, reason="half_open_link") for c in clean.closings]
     decision = decide(changed)
     assert (decision.verdict, decision.reason) == (Verdict.INCONCLUSIVE, "half_open_link")
+
+
+def resumed(records: RunRecords, step: int) -> RunRecords:
+    """The records as those of an attempt that went on from a checkpoint."""
+    control = replace(
+        records.controls[0], name=ControlName.RESUMED, role=Role.REFERENCE, step=step, subject="", detail={}
+    )
+    return with_controls(records, [*records.controls, control])
+
+
+def test_a_resumed_attempts_steps_go_on_where_it_says(clean: RunRecords) -> None:
+    moved = resumed(clean, 7)
+    assert decide(moved).reason == "steps_missing"
+    moved.steps = [replace(s, step=s.step + 7 if s.step else 0) for s in moved.steps]
+    decision = decide(moved)
+    assert decision.verdict is Verdict.MATCH
+    assert decision.sentence.endswith("; resumed from step 7")
+    moved.steps = [replace(s, step=s.step + 1 if s.step else 0) for s in moved.steps]
+    assert decide(moved).reason == "steps_missing"
+    assert decide(resumed(clean, 0)).verdict is Verdict.MATCH
+
+
+def test_tensors_that_a_step_counts_as_different_are_never_a_match(clean: RunRecords) -> None:
+    changed = copy(clean)
+    name, counts = next(iter(changed.steps[1].classes.items()))
+    classes = changed.steps[1].classes | {name: replace(counts, mismatched_sites=1)}
+    changed.steps[1] = replace(changed.steps[1], classes=classes)
+    assert decide(changed).verdict is Verdict.MISMATCH

@@ -6,7 +6,7 @@ import hashlib
 import sys
 import sysconfig
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +45,10 @@ class TokenStream:
         starts = np.array([self._start(step, row) for row in range(self.rows)])
         window = self.tokens[starts[:, None] + np.arange(self.sequence + 1)].astype(np.int32)
         return np.ascontiguousarray(window[:, :-1]), np.ascontiguousarray(window[:, 1:])
+
+    def reseeded(self, seed: int) -> TokenStream:
+        """The same data in another order."""
+        return replace(self, seed=seed)
 
     def _start(self, step: int, row: int) -> int:
         key = hashlib.blake2b(f"{self.seed}/{step}/{row}".encode(), digest_size=16).digest()

@@ -51,7 +51,14 @@ class Inputs:
 
 
 def prepare(
-    spec: RunSpec, role: Role, attempt: int, report: Report, touch: Callable[[], None], inputs: Inputs | None = None
+    spec: RunSpec,
+    role: Role,
+    attempt: int,
+    report: Report,
+    touch: Callable[[], None],
+    inputs: Inputs | None = None,
+    *,
+    run: str = "",
 ) -> Any:
     """Compile and load; returns a `Prepared`.
 
@@ -62,16 +69,20 @@ def prepare(
         report: progress.
         touch: told after everything that took time, for the watchdog.
         inputs: of the spec, if they were read already.
+        run: the run's UUID in hexadecimal, which the checkpoints of its training carry.
 
     Raises:
         TandemError: the inputs cannot be used or the devices do not suffice.
     """
     from tandem_worker import parity
+    from tandem_worker.drift import checkpoints
+    from tandem_worker.drift.parts import DriftParts
     from tandem_worker.lockstep.machine import Machine
     from tandem_worker.model.build import build_chain
     from tandem_worker.model.init import place, random_parameters
     from tandem_worker.model.weights import load_parameters
     from tandem_worker.model.whole_build import build_whole
+    from tandem_worker.session.choose import UNSYNCHRONISED
     from tandem_worker.session.common import Prepared
 
     inputs = inputs or Inputs(spec)
@@ -88,18 +99,30 @@ def prepare(
             chain = build_whole(inputs.model, inputs.training, spec.tp, spec.workload, **more)
     machine = Machine(chain, inputs.profile if role is Role.SUSPECT else None)
     report("loading")
-    if spec.weights:
-        parts = load_parameters(spec.weights, inputs.model, spec.tp)
-        machine.slots.update(place(_touching(parts, touch), chain.plan, chain.mesh))
+
+    def fresh(seed: int) -> Any:
+        if spec.start is not None:
+            return checkpoints.start_slots(spec.start, chain.plan, chain.mesh)
+        if not spec.weights:
+            return random_parameters(chain.plan, inputs.model, chain.mesh, seed)
+        return place(_touching(load_parameters(spec.weights, inputs.model, spec.tp), touch), chain.plan, chain.mesh)
+
+    weights = "random"
+    if spec.start is not None:
+        weights = f"checkpoint {checkpoints.content_digest(spec.start)}"
+    elif spec.weights:
         weights = weights_digest(spec.weights)
-    else:
-        machine.slots.update(random_parameters(chain.plan, inputs.model, chain.mesh, spec.seed))
-        weights = "random"
-    touch()
     fields = parity.gather(
         spec, inputs.model, inputs.training, chain, data=inputs.data.digest, weights=weights, profile=inputs.profile
     )
-    return Prepared(spec, machine, inputs.data, fields, spec.steps, attempt)
+    drift = None
+    if spec.workload in UNSYNCHRONISED:
+        if spec.start is not None:
+            checkpoints.check_start(spec.start, fields)
+        drift = DriftParts(fresh, checkpoints.open_store(spec, role, fields, run))
+    machine.slots.update(fresh(spec.seed))
+    touch()
+    return Prepared(spec, machine, inputs.data, fields, spec.steps, attempt, drift)
 
 
 def _touching(parts: Any, touch: Callable[[], None]) -> Any:

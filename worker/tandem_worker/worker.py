@@ -157,13 +157,15 @@ class Worker:
 
         self.show("starting")
         return prepare(
-            self.spec, self.config.role, self.config.attempt, self.show, self.progress.touch, inputs=self._inputs
-        )
+            self.spec, self.config.role, self.config.attempt, self.show, self.progress.touch, inputs=self._inputs,
+            run=self.config.run_id.hex,
+        )  # fmt: skip
 
     def _lead(self, prepared: Any) -> int:
         from tandem.db.sink import Sink
         from tandem_worker.lockstep.ledger import Ledger
-        from tandem_worker.session.reference import Hooks, ReferenceSession
+        from tandem_worker.session.choose import reference_session
+        from tandem_worker.session.reference import Hooks
 
         config, channel = self.config, self.channel
         assert config.database is not None
@@ -177,7 +179,8 @@ class Worker:
             schedule=lambda step: schedule[(step - 1) % len(schedule)] if step else self.spec.sync,
             counters=lambda: channel.bytes_sent + channel.bytes_received,
         )
-        self.session = ReferenceSession(prepared, channel, self.inbox, self.progress, self.ledger, hooks)
+        session = reference_session(self.spec.workload)
+        self.session = session(prepared, channel, self.inbox, self.progress, self.ledger, hooks)
         reason = self.session.run()
         self.progress.enter(Activity.FINISHED)
         self.session.close(reason)
@@ -198,10 +201,11 @@ class Worker:
         return self._end(reason, f"{steps}, {self.ledger.findings} findings", code)
 
     def _follow(self, prepared: Any) -> int:
-        from tandem_worker.session.suspect import SuspectSession
+        from tandem_worker.session.choose import suspect_session
 
         assert self.channel is not None
-        session = SuspectSession(prepared, self.channel, self.inbox, self.progress, node=self.config.node)
+        made = suspect_session(self.spec.workload)
+        session = made(prepared, self.channel, self.inbox, self.progress, node=self.config.node)
         close = session.run()
         self.progress.enter(Activity.FINISHED)
         self.channel.close()

@@ -37,6 +37,26 @@ BatchOption = Annotated[int | None, typer.Option(help="Sequences per step.  [def
 SequenceOption = Annotated[int | None, typer.Option(help="Tokens per sequence.  [default: the preset's]")]
 ComputeOption = Annotated[str | None, typer.Option(help="bfloat16 or float32.  [default: the preset's]")]
 
+ExchangeOption = Annotated[int | None, typer.Option(help="Most MiB of a differing tensor at once.  [default: 64]")]
+ExactEveryOption = Annotated[
+    int | None, typer.Option(help="Training: steps between exact measurements of the drift.  [default: 100]")
+]
+BaselineOption = Annotated[
+    str | None, typer.Option(metavar="seed", help="Training: then train the reference with another seed, to compare.")
+]
+CheckpointsOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Training: folder of the checkpoints, each side its own in it.")
+]
+CheckpointEveryOption = Annotated[
+    int | None, typer.Option(help="Training: steps between checkpoints.  [default: only at the end]")
+]
+ResumeOption = Annotated[
+    bool | None, typer.Option("--resume", help="Training: go on from the last step that both sides hold there.")
+]
+StartOption = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Training: one checkpoint whose weights both sides start from.")
+]
+
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace.  [default: the context's]")
 ]

@@ -15,6 +15,9 @@ from tandem.records import RunRecords
 from tandem.spec import RunSpec, load_preset, resolve, validate
 from tandem.vocabulary import Kind
 
+PATHS = ("weights", "tokenizer", "checkpoints", "start")
+"""Fields with one path."""
+
 
 def run(
     ctx: typer.Context,
@@ -37,6 +40,13 @@ def run(
     batch: f.BatchOption = None,
     sequence: f.SequenceOption = None,
     compute: f.ComputeOption = None,
+    exchange_mib: f.ExchangeOption = None,
+    exact_every: f.ExactEveryOption = None,
+    baseline: f.BaselineOption = None,
+    checkpoints: f.CheckpointsOption = None,
+    checkpoint_every: f.CheckpointEveryOption = None,
+    resume: f.ResumeOption = None,
+    start: f.StartOption = None,
     run_id: Annotated[str | None, typer.Option(metavar="UUID", help="Id of the run (UUIDv7).  [default: new]")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run nothing: print the spec as a PairRun for a cluster.")
@@ -52,6 +62,8 @@ def run(
         "workload": workload, "kind": kind, "model": model, "weights": weights, "data": data or None,
         "tokenizer": tokenizer, "tp": tp, "steps": steps, "duration": duration, "seed": seed, "sync": sync,
         "window": window, "fault": fault, "batch": batch, "sequence": sequence, "compute": compute,
+        "exchange_mib": exchange_mib, "exact_every": exact_every, "baseline": baseline, "checkpoints": checkpoints,
+        "checkpoint_every": checkpoint_every, "resume": resume, "start": start,
     }  # fmt: skip
     asked = read_spec(spec, {k: v for k, v in flags.items() if v is not None})
     if dry_run:
@@ -90,7 +102,7 @@ def read_spec(path: Path | None, flags: dict[str, Any]) -> RunSpec:
 
 def _absolute(spec: RunSpec) -> RunSpec:
     """Paths that mean the same in every folder: the spec is stored, and repeated elsewhere."""
-    paths = {name: path.absolute() for name in ("weights", "tokenizer") if (path := getattr(spec, name))}
+    paths = {name: path.absolute() for name in PATHS if (path := getattr(spec, name))}
     if spec.fault is not None:
         from tandem.fault_profile import check_name, shipped_profile
 

@@ -21,7 +21,7 @@ from msgspec import Meta
 from tandem.vocabulary import Role, SyncMode
 from tandem_worker.link.words import printable
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the frames; sides that differ refuse each other by name."""
 
 MAX_FRAME = 1 << 20
@@ -166,6 +166,25 @@ class KnownReduction(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     """Digests of known bits reduced over the ranks."""
 
     lanes: Lanes
+
+
+class Held(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The checkpoints that the suspect could go on from, as (step, lineage)."""
+
+    checkpoints: Annotated[list[tuple[Step, Session]], Meta(max_length=64)]
+
+
+class Restore(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Both sides load their own checkpoint of a step; 0: there is none that both hold, so they start anew."""
+
+    step: Step
+
+
+class Restored(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Whether the suspect's checkpoint was whole."""
+
+    step: Step
+    ok: bool
 
 
 # ---- steps ----
@@ -314,6 +333,33 @@ class StepDone(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
             raise ValueError("busy_s is not finite")
 
 
+class Report(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Of a step that nothing is synchronised in: all that the suspect sends of it unasked."""
+
+    step: Step
+    lanes: Lanes
+    """Digests of the step's outputs, [R, n, 2]."""
+    sketch: Lanes
+    """Of its master weights: little-endian i32 [R, 2, K]."""
+    sketch_lanes: Lanes
+    """Digests of the sketch by the program that made it, [R, 2]."""
+    tops: Annotated[list[Count], Meta(max_length=65536)]
+    """Per rank the bits of the largest absolute weight."""
+    loss: float | None
+    grad_norm: float | None
+    busy_s: Seconds
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.busy_s):
+            raise ValueError("busy_s is not finite")
+
+
+class Alone(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The reference trains its baseline, after the pair's last step; nothing is asked of the suspect but to wait."""
+
+    step: Step
+
+
 # ---- controls ----
 
 
@@ -367,7 +413,8 @@ class Bye(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 Frame: TypeAlias = (
     Attach | Attached | Ack | Heartbeat | Refuse | Chunk | Hello | Welcome | KnownReduction | Begin | Ready | Digests
     | Confirm | Mismatch | InputDigests | InputsUnequal | Tensor | Resend | Want | ReplayDigests | Resume
-    | Overwritten | FaultLog | StepDone | SelfReplay | PositiveControl | Stop | Finish | Close | Bye
+    | Overwritten | FaultLog | StepDone | Report | Held | Restore | Restored | Alone | SelfReplay | PositiveControl
+    | Stop | Finish | Close | Bye
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

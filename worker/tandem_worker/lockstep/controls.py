@@ -124,6 +124,20 @@ def control_site(plan: Plan, seed: int, step: int) -> tuple[Op, int]:
     return candidates[int(rng.integers(len(candidates)))]
 
 
+def updated_site(plan: Plan, seed: int, step: int) -> int:
+    """The output of a whole step whose shape the positive control takes where nothing is synchronised."""
+    (op,) = plan.ops
+    candidates = [i for i, site in enumerate(op.sites) if site.family in ("param", "moment") and site.shape]
+    rng = np.random.default_rng([seed, step, 0x5DC])
+    return candidates[int(rng.integers(len(candidates)))]
+
+
+def known_tensor(spec: TensorSpec, seed: int, step: int, rank: int) -> np.ndarray:
+    """Seeded values, the same on both sides, in place of a stored tensor: those may have drifted apart."""
+    rng = np.random.default_rng([seed, step, rank, 0x5DC])
+    return rng.standard_normal(spec.shape, np.float32).astype(np.dtype(spec.dtype))
+
+
 def control_bit(seed: int, attempt: int, step: int, rank: int, elements: int, bits: int) -> tuple[int, int]:
     """Flat element and bit that the positive control flips on one rank."""
     rng = np.random.default_rng([seed, attempt, step, rank])

@@ -28,6 +28,10 @@ class StepTally:
             entry[2] += 1
             entry[3] += row.mismatched or 0
 
+    def differs(self, site: Site) -> None:
+        """One rank's tensor differed, by its digest; how many elements is not known."""
+        self.counts.setdefault(site.site_class, [0, 0, 0, 0])[2] += 1
+
     def classes(self) -> dict[str, ClassCounts]:
         return {name: ClassCounts(*values) for name, values in self.counts.items()}
 

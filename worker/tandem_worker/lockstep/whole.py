@@ -12,16 +12,14 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from tandem.errors import LinkError
 from tandem.records import GradientRecord
 from tandem.statistics import Pieces
 from tandem.vocabulary import Cause, SyncMode
 from tandem_worker.chain import Op
-from tandem_worker.link import frames as f
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.norms import Norms
-from tandem_worker.lockstep.reference import TRIES, Reference
-from tandem_worker.lockstep.transfer import piece_digest
+from tandem_worker.lockstep.pieces import fetch_pieces
+from tandem_worker.lockstep.reference import Reference
 from tandem_worker.model.whole import is_replicated, leaf_of
 
 GRADIENT, UPDATED = ("dw", "grad_norm"), ("param", "moment")
@@ -114,43 +112,9 @@ class WholeReference(Reference):
 
     def _pieces(self, execution: Execution, output: int, rank: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The suspect's and the own tensor of one rank, flat, piece by piece; the next is under way meanwhile."""
-        own = self.machine.shard(execution.outputs[output], rank).reshape(-1)
         kept = self._tensors.pop((execution.op.index, output, rank), None)
         if self.sync is SyncMode.FULL and kept is not None:
+            own = self.machine.shard(execution.outputs[output], rank).reshape(-1)
             yield self._fetch(execution, "output", output, rank, kept).reshape(-1), own
             return
-        size = max(1, self.settings.exchange_bytes // 2 // own.itemsize)
-        starts = range(0, own.size, size)
-        for start in starts[:2]:
-            self._want(execution, output, rank, start, min(size, own.size - start))
-        for number, start in enumerate(starts):
-            part = own[start : start + size]
-            yield self._piece(execution, output, rank, start, part), part
-            if number + 2 < len(starts):
-                following = starts[number + 2]
-                self._want(execution, output, rank, following, min(size, own.size - following))
-
-    def _want(self, execution: Execution, output: int, rank: int, start: int, count: int) -> None:
-        self.channel.send(
-            f.Want(
-                step=self.step_number, op=execution.op.index, generation=self.generation,
-                index=output, rank=rank, start=start, count=count,
-            )
-        )  # fmt: skip
-
-    def _piece(self, execution: Execution, output: int, rank: int, start: int, own: np.ndarray) -> np.ndarray:
-        """One piece, checked on arrival; asked for again when it arrived changed."""
-        wanted = (self.step_number, execution.op.index, self.generation, "piece", output, rank, start)
-        for attempt in range(1, TRIES + 1):
-            frame, received = self.expect(
-                f.Tensor, lambda x: (x.step, x.op, x.generation, x.purpose, x.index, x.rank, x.start) == wanted
-            )
-            if received is None or received.shape != own.shape or received.dtype != own.dtype:
-                raise LinkError("protocol", "the suspect sent a piece of another size than was asked for")
-            if piece_digest(received) == frame.digest:
-                if attempt > 1:
-                    self.ledger.transport(self.step_number, execution.op, "piece", output, rank, repaired=True)
-                return received
-            self._want(execution, output, rank, start, own.size)
-        self.ledger.transport(self.step_number, execution.op, "piece", output, rank, repaired=False)
-        raise LinkError("transport", f"a piece arrived changed {TRIES} times at {execution.op.sites[output]}")
+        yield from fetch_pieces(self, execution, output, rank)

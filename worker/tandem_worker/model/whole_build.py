@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from tandem.faults import FaultProfile, can_act
+from tandem.sites import Site
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem.vocabulary import Workload
 from tandem_worker.chain import Chain, Op, Plan, digest_name
@@ -27,7 +28,16 @@ from tandem_worker.model.compile import (
 from tandem_worker.model.forward import Array
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.programs import bodies, example_ops
-from tandem_worker.model.whole import SCORE, STEP, forward_ops, gradient_sums, make_whole_plan, score_op
+from tandem_worker.model.sketch import SKETCH, sketch_body, sketch_op
+from tandem_worker.model.whole import (
+    SCORE,
+    STEP,
+    forward_ops,
+    gradient_sums,
+    is_replicated,
+    make_whole_plan,
+    score_op,
+)
 
 REDUCTIONS = ("reduce0", "reduce", "head.reduce", "dw.reduce", "grad_norm")
 """Programs of the chain that combine the ranks' values. A whole-step build has them beside the step, for the known
@@ -86,6 +96,12 @@ def scored(chain: Plan, score: Op, computes: Mapping[str, Compute]) -> Compute:
     return compute
 
 
+def op_sites(op: Op, slots: Sequence[str]) -> list[Site]:
+    """The sites of some of an op's outputs."""
+    sites = dict(zip(op.outputs, op.sites, strict=True))
+    return [sites[slot] for slot in slots]
+
+
 def _sum(parts: Sequence[Array]) -> Array:
     total = parts[0] if len(parts) == 1 else parts[0].astype(jnp.float32)
     for part in parts[1:]:
@@ -102,8 +118,11 @@ def build_whole(
     profile: FaultProfile | None = None,
     devices: Sequence[Any] | None = None,
     on_program: Progress | None = None,
+    digests: bool = True,
 ) -> Chain:
     """Compile the whole step of a workload; arguments as of `tandem_worker.model.build.build_chain`.
+
+    ``digests``: False for the benchmark's undisturbed step only.
 
     Raises:
         SpecError: ``tp`` does not divide what it must.
@@ -126,7 +145,9 @@ def build_whole(
     rows = sum(len(op.sites) + 1 for op in inside)
     whole = composed(chain, step, computes, sums, inside)
     jobs: dict[Any, Callable[[], Any]] = {
-        STEP: partial(compile_program, STEP, whole, [plan.slots[s] for s in step.inputs], mesh, rows, in_flight)
+        STEP: partial(
+            compile_program, STEP, whole, [plan.slots[s] for s in step.inputs], mesh, rows, in_flight, digests=digests
+        )
     }
     extra = {SCORE: score_op(chain)} if workload is Workload.FINETUNE else {}
     if extra:
@@ -134,6 +155,10 @@ def build_whole(
         jobs[SCORE] = partial(
             compile_program, SCORE, scored(chain, op, computes), [plan.slots[s] for s in op.inputs], mesh, 0, in_flight
         )
+    if workload in (Workload.TRAINING, Workload.FINETUNE):
+        op = extra[SKETCH] = sketch_op(plan)
+        body = sketch_body([is_replicated(site) for site in op_sites(step, op.inputs)], tp)
+        jobs[SKETCH] = partial(compile_program, SKETCH, body, [plan.slots[s] for s in op.inputs], mesh, 0, in_flight)
     for name in REDUCTIONS:
         if name in examples:
             inputs = [chain.slots[slot] for slot in examples[name].inputs]
@@ -142,8 +167,10 @@ def build_whole(
     jobs |= {spec: partial(compile_digest, spec, mesh) for spec in specs}
     built = compile_all(jobs, on_program or (lambda *_: None))
     programs = {name: program for name, program in built.items() if isinstance(name, str)}
-    digests = {spec: built[spec] for spec in specs}
+    standalone = {spec: built[spec] for spec in specs}
     fingerprints = {name: program.fingerprint for name, program in programs.items()}
-    fingerprints |= {digest_name(spec): fingerprint(program) for spec, program in digests.items()}
+    fingerprints |= {digest_name(spec): fingerprint(program) for spec, program in standalone.items()}
     synthetic = profile is not None
-    return Chain(plan, programs, synthetic, digests, mesh, fingerprints, chain, {STEP: inside} if inside else {}, extra)
+    return Chain(
+        plan, programs, synthetic, standalone, mesh, fingerprints, chain, {STEP: inside} if inside else {}, extra
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from tandem_worker.lockstep.side import Settings, Side
 from tandem_worker.model.init import step_inputs
 from tandem_worker.model.whole import GRAD_NORM, LOSS
 
+if TYPE_CHECKING:
+    from tandem_worker.drift.parts import DriftParts
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -29,6 +33,8 @@ class Prepared:
     parity: dict[str, str]
     steps: int | None
     attempt: int
+    drift: DriftParts | None = None
+    """Of training and fine-tuning."""
 
     @property
     def settings(self) -> Settings:

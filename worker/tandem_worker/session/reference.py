@@ -52,14 +52,18 @@ class ReferenceSession(Session):
         super().__init__(prepared, channel, inbox, progress)
         self.ledger, self.hooks = ledger, hooks
         self.started: float | None = None
-        engine = Reference if self.machine.chain.submodules is self.plan else WholeReference
-        self.side = self.reference = engine(self.machine, channel, inbox, progress, prepared.settings, time.monotonic)
+        self.side = self.reference = self._engine()(
+            self.machine, channel, inbox, progress, prepared.settings, time.monotonic
+        )
         self.reference.ledger = ledger
         self.devices: list[str] = []
         """Names of the suspect's devices, as it says."""
         self._full_bytes = (
             2 * self.plan.tp * sum(self.machine.spec(s).nbytes for op in self.plan.ops for s in op.outputs)
         )
+
+    def _engine(self) -> type[Reference]:
+        return Reference if self.machine.chain.submodules is self.plan else WholeReference
 
     def run(self) -> str:
         """Run the attempt up to its end controls; returns ``completed`` or why it was asked to stop.
@@ -163,6 +167,13 @@ class ReferenceSession(Session):
         execution, output = self.reference.kept, self.control_output
         if execution is None:
             return  # nothing was compared; the missing row makes the run inconclusive
+        original = [self.machine.shard(execution.outputs[output], rank) for rank in range(self.plan.tp)]
+        self._control(step, name, execution, output, original)
+
+    def _control(
+        self, step: int, name: ControlName, execution: Execution, output: int, original: Sequence[np.ndarray]
+    ) -> None:
+        """``original``: per rank what the suspect copied before it flipped the bit."""
         site = execution.op.sites[output]
         agrees = controls.digest_agrees(self.machine, execution, output)
         self.ledger.control(name, Role.REFERENCE, step, "digest", agrees, site=str(site))
@@ -171,7 +182,7 @@ class ReferenceSession(Session):
             frame, received = self.reference.expect(f.Tensor, lambda x: x.purpose == "control")
             if told.rank != rank or frame.rank != rank:
                 raise LinkError("protocol", f"the positive control of rank {rank} came as that of rank {told.rank}")
-            own = self.machine.shard(execution.outputs[output], rank)
+            own = original[rank]
             element, bit = controls.control_bit(
                 self.seed, self.prepared.attempt, step, rank, own.size, 8 * own.dtype.itemsize
             )
@@ -240,11 +251,14 @@ class ReferenceSession(Session):
             if isinstance(frame, f.StepDone):
                 return frame, entries
             entries += frame.entries
-            # Per program an entry per output, one of its operand, one of its kept inputs.
-            most = self.plan.tp * sum(len(op.sites) + 2 for op in self._fault_ops(step))
-            places = {(e.op, e.output, e.rank, e.level) for e in entries}
-            if not self.machine.chain.synthetic or len(entries) > most or len(places) < len(entries):
-                raise LinkError("protocol", "the suspect's fault log is not one of this step")
+            self._check_log(step, entries)
+
+    def _check_log(self, step: int, entries: Sequence[f.FaultEntry]) -> None:
+        # Per program an entry per output, one of its operand, one of its kept inputs.
+        most = self.plan.tp * sum(len(op.sites) + 2 for op in self._fault_ops(step))
+        places = {(e.op, e.output, e.rank, e.level) for e in entries}
+        if not self.machine.chain.synthetic or len(entries) > most or len(places) < len(entries):
+            raise LinkError("protocol", "the suspect's fault log is not one of this step")
 
     def _fault_ops(self, step: int) -> Sequence[Op]:
         """What a fault log's numbers mean: in a whole-step workload the submodules inside the step."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+
+import numpy as np
 
 from tandem.errors import LinkError
 from tandem.vocabulary import Role, SyncMode
@@ -11,6 +14,7 @@ from tandem_worker.link.channel import Channel
 from tandem_worker.link.state import Activity, Progress
 from tandem_worker.lockstep import controls
 from tandem_worker.lockstep.inbox import Inbox
+from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.suspect import Suspect
 from tandem_worker.lockstep.transfer import send_value
 from tandem_worker.model.whole import GRAD_NORM, LOSS
@@ -27,7 +31,12 @@ class SuspectSession(Session):
         super().__init__(prepared, channel, inbox, progress)
         self.node = node
         """Where it runs, in a cluster."""
-        self.side = self.suspect = Suspect(self.machine, channel, inbox, progress, prepared.settings, time.monotonic)
+        self.side = self.suspect = self._engine()(
+            self.machine, channel, inbox, progress, prepared.settings, time.monotonic
+        )
+
+    def _engine(self) -> type[Suspect]:
+        return Suspect
 
     def run(self) -> f.Close:
         """Run the attempt; returns the reference's closing frame.
@@ -89,9 +98,7 @@ class SuspectSession(Session):
         started, self.suspect.waited_s = time.monotonic(), 0.0
         self.suspect.step(step, sync, self.ops(step))
         busy = time.monotonic() - started - self.suspect.waited_s
-        entries = self.suspect.faults
-        for i in range(0, len(entries), FAULTS_PER_FRAME):
-            self.channel.send(f.FaultLog(step=step, entries=entries[i : i + FAULTS_PER_FRAME]))
+        self._send_faults(step, self.suspect.faults)
         if self.inbox.stop_reason is not None:
             self.channel.send(f.Stop(reason=self.inbox.stop_reason))
         self.channel.send(
@@ -102,17 +109,26 @@ class SuspectSession(Session):
         )  # fmt: skip
         self.progress.end_step(busy)
 
+    def _send_faults(self, step: int, entries: Sequence[f.FaultEntry]) -> None:
+        for i in range(0, len(entries), FAULTS_PER_FRAME):
+            self.channel.send(f.FaultLog(step=step, entries=list(entries[i : i + FAULTS_PER_FRAME])))
+
     def _positive_control(self, step: int) -> None:
         """Send a copy of one stored site per rank with one bit flipped."""
         execution = self.suspect.kept
         if execution is None:
             return  # the reference notices: its own is missing too, or the control never arrives
+        array = execution.outputs[self.control_output]
+        self._control(
+            step, execution, self.control_output, [self.machine.shard(array, rank) for rank in range(self.plan.tp)]
+        )
+
+    def _control(self, step: int, execution: Execution, output: int, original: Sequence[np.ndarray]) -> None:
+        """Send a copy of each rank's tensor with one bit flipped."""
         with self.progress.during(Activity.REPLAYING, "positive control"):
-            output = self.control_output
             agrees = controls.digest_agrees(self.machine, execution, output)
-            slot, array = execution.op.outputs[output], execution.outputs[output]
-            for rank in range(self.plan.tp):
-                value = self.machine.shard(array, rank)
+            slot = execution.op.outputs[output]
+            for rank, value in enumerate(original):
                 element, bit = controls.control_bit(
                     self.seed, self.prepared.attempt, step, rank, value.size, 8 * value.dtype.itemsize
                 )

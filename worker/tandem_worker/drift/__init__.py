@@ -1,0 +1,1 @@
+"""Training without synchronisation (RQ3): sketches, exact drift, checkpoints, the baseline."""

@@ -1,0 +1,244 @@
+"""Checkpoints of one side, by orbax: every slot that outlives a step, with what they may be used for.
+
+``<folder>/<role>/<step>``. Orbax writes beside and renames, so a save that was cut off leaves the ones before it as
+they were. Its files hold no checksum of the values: the digests of the slots are stored with them, and compared with
+those of what was loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from tandem.errors import CheckpointError
+from tandem.spec import RunSpec
+from tandem.vocabulary import Role
+from tandem_worker.chain import Plan, TensorSpec
+from tandem_worker.digest import lanes_numpy
+from tandem_worker.model.init import Slots, rank_sharding
+
+KEPT = 3
+"""Checkpoints that a side keeps, the newest: the sides are at most one save apart."""
+FIELDS = ("model", "training", "seed", "tp", "weights", "data", "faults")
+"""Parity fields that determine a training: a checkpoint is used by a run with the same ones only."""
+START_FIELDS = ("model", "tp")
+"""Those that must fit where only the weights are taken."""
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What is stored with a checkpoint."""
+
+    step: int
+    fields: dict[str, str]
+    lineage: str
+    """Run that began the training at step 0."""
+    digests: dict[str, str]
+    """Slot -> its ranks' digests, hexadecimal."""
+    suspect: dict[str, str]
+    """On the reference: the suspect's digests at that step where they differed."""
+    diverged: int
+    """First step that differed so far; 0: none."""
+
+
+def training_fields(parity: Mapping[str, str]) -> dict[str, str]:
+    return {name: parity[name] for name in FIELDS}
+
+
+class Store:
+    """The checkpoints of one side.
+
+    Args:
+        folder: of this side; made if it is missing.
+        fields: `training_fields` of the run.
+        lineage: run that began the training; a resumed run goes on with the loaded one's.
+    """
+
+    def __init__(self, folder: Path, fields: Mapping[str, str], lineage: str) -> None:
+        self.folder, self.fields, self.lineage = folder, dict(fields), lineage
+
+    def open(self, *, resume: bool) -> None:
+        """Look before the run starts.
+
+        Raises:
+            CheckpointError: the folder cannot be used, holds another run's checkpoints, or, to resume, does not exist.
+        """
+        if resume and not self.folder.parent.is_dir():
+            raise CheckpointError(f"checkpoints {self.folder.parent} is missing: give the folder of the run to resume")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob("*orbax-checkpoint-tmp*"):
+                shutil.rmtree(left)
+        except OSError as error:
+            raise CheckpointError(f"checkpoints {self.folder} cannot be written: {error.strerror}") from None
+        for step in self.steps():
+            check_fields(self.folder / str(step), read_saved(self.folder / str(step)), self.fields)
+        if self.steps() and not resume:
+            raise CheckpointError(
+                f"checkpoints {self.folder} holds step {self.steps()[-1]} of an earlier run: "
+                "give --resume, or another folder"
+            )
+
+    def steps(self) -> list[int]:
+        """Steps of the whole checkpoints, ascending."""
+        found = (path for path in self.folder.iterdir() if path.name.isdecimal()) if self.folder.is_dir() else ()
+        return sorted(int(path.name) for path in found if (path / "orbax.checkpoint").exists())
+
+    def held(self) -> list[tuple[int, str]]:
+        """(step, lineage) of every checkpoint."""
+        return [(step, read_saved(self.folder / str(step)).lineage) for step in self.steps()]
+
+    def save(
+        self, step: int, state: Slots, digests: Mapping[str, bytes], *, suspect: Mapping[str, bytes], diverged: int
+    ) -> None:
+        """Write a checkpoint and drop the oldest; returns when it is on disk.
+
+        Raises:
+            CheckpointError: the disk does not take it.
+        """
+        saved = {
+            "format": FORMAT, "step": step, "fields": self.fields, "lineage": self.lineage,
+            "digests": {slot: value.hex() for slot, value in digests.items()},
+            "suspect": {slot: value.hex() for slot, value in suspect.items()}, "diverged": diverged,
+        }  # fmt: skip
+        try:
+            _orbax().save(
+                self.folder / str(step), dict(state), custom_metadata={"tandem": json.dumps(saved)}, overwrite=True
+            )
+            for old in self.steps()[:-KEPT]:
+                shutil.rmtree(self.folder / str(old))
+        except Exception as error:  # the library raises whatever its parts raise
+            raise CheckpointError(f"checkpoint {self.folder / str(step)} cannot be written: {_line(error)}") from None
+
+    def forget_after(self, step: int) -> None:
+        """Drop later checkpoints: the training goes on from ``step`` and will write its own."""
+        for later in self.steps():
+            if later > step:
+                shutil.rmtree(self.folder / str(later))
+
+    def load(self, step: int, specs: Mapping[str, TensorSpec], mesh: Any) -> tuple[Slots, Saved]:
+        """The state after a step, on the mesh; the values are not checked yet.
+
+        Raises:
+            CheckpointError: it is cut off, damaged, or does not have these slots.
+        """
+        saved = read_saved(self.folder / str(step))
+        self.lineage = saved.lineage
+        return load_slots(self.folder / str(step), specs, mesh), saved
+
+
+def load_slots(path: Path, specs: Mapping[str, TensorSpec], mesh: Any) -> Slots:
+    """Slots of a checkpoint.
+
+    Raises:
+        CheckpointError: as `Store.load`.
+    """
+    sharding = rank_sharding(mesh)
+    wanted = {
+        slot: jax.ShapeDtypeStruct((mesh.size, *spec.shape), np.dtype(spec.dtype), sharding=sharding)
+        for slot, spec in specs.items()
+    }
+    try:
+        return dict(_orbax().load(path, wanted))
+    except Exception as error:  # the library raises whatever its parts raise
+        raise CheckpointError(f"checkpoint {path} is cut off or damaged: {_line(error)}") from None
+
+
+def open_store(spec: RunSpec, role: Role, parity: Mapping[str, str], lineage: str) -> Store | None:
+    """The checkpoints of one side of a run, looked at; None if the run has none.
+
+    Raises:
+        CheckpointError: as `Store.open`.
+    """
+    if spec.checkpoints is None:
+        return None
+    store = Store(spec.checkpoints / role.value, training_fields(parity), lineage)
+    store.open(resume=spec.resume)
+    return store
+
+
+def check_start(path: Path, parity: Mapping[str, str]) -> None:
+    """Whether a run can start from a checkpoint's weights.
+
+    Raises:
+        CheckpointError: it is not there, cut off, or of another model.
+    """
+    check_fields(path, read_saved(path), {name: parity[name] for name in START_FIELDS})
+
+
+def start_slots(path: Path, plan: Plan, mesh: Any) -> Slots:
+    """A checkpoint's weights with fresh moments: the training begins anew from them.
+
+    Raises:
+        CheckpointError: as `load_slots`, or the values are not those that were saved.
+    """
+    saved = read_saved(path)
+    specs = {slot: plan.slots[slot] for slot in sorted(plan.persistent)}
+    slots = load_slots(path, specs, mesh)
+    for slot, array in slots.items():
+        lanes = b"".join(lanes_numpy(np.asarray(part)).astype("<u4").tobytes() for part in np.asarray(array))
+        if lanes.hex() != saved.digests.get(slot):
+            raise CheckpointError(f"checkpoint {path} is damaged: {slot} is not what was saved")
+        if slot.startswith(("mu.", "nu.")):
+            slots[slot] = jnp.zeros(array.shape, array.dtype, device=array.sharding)
+    return slots
+
+
+def read_saved(path: Path) -> Saved:
+    """What is stored with a checkpoint.
+
+    Raises:
+        CheckpointError: there is none, or it is not one of Tandem's.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"checkpoint {path} is missing: give the folder of one step, such as .../reference/100")
+    try:
+        raw = json.loads(_orbax().metadata(path).custom_metadata["tandem"])
+        if raw.pop("format") != FORMAT:
+            raise CheckpointError(f"checkpoint {path} was written by another version of Tandem")
+        return Saved(**raw)
+    except CheckpointError:
+        raise
+    except Exception:
+        raise CheckpointError(f"checkpoint {path} is cut off, or was not written by Tandem") from None
+
+
+def check_fields(path: Path, saved: Saved, fields: Mapping[str, str]) -> None:
+    """Whether a checkpoint fits a run.
+
+    Raises:
+        CheckpointError: names the first field that differs.
+    """
+    for name, value in fields.items():
+        if saved.fields.get(name) != value:
+            raise CheckpointError(f"checkpoint {path} is of another spec: its {name} differs from this run's")
+
+
+def content_digest(path: Path) -> str:
+    """Digest of a checkpoint's values, part of parity where both sides start from it."""
+    saved = read_saved(path)
+    return hashlib.sha256(json.dumps([saved.step, saved.digests], sort_keys=True).encode()).hexdigest()
+
+
+def _orbax() -> Any:
+    """Imported where it is used: it takes seconds."""
+    from orbax.checkpoint import v1
+
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    return v1
+
+
+def _line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:200]
