@@ -21,10 +21,9 @@ T = TypeVar("T", bound=BaseModel)
 Positive = Annotated[int, Field(gt=0)]
 
 
-IMPLEMENTED = (Workload.SUBMODULE, Workload.GRADIENT, Workload.TRAINING)
-"""Workloads that exist; the others are refused by name."""
 _OF_WORKLOADS: dict[str, tuple[Workload, ...]] = {
     "exchange_mib": (Workload.GRADIENT, Workload.TRAINING, Workload.FINETUNE),
+    "data": (Workload.SUBMODULE, Workload.GRADIENT, Workload.TRAINING),
     **dict.fromkeys(
         ("exact_every", "exact_mib", "baseline", "checkpoints", "checkpoint_every", "resume", "start"),
         (Workload.TRAINING, Workload.FINETUNE),
@@ -196,8 +195,6 @@ class RunSpec(_Model):
             raise ValueError("give steps or duration, else the run never ends")
         if self.sync is SyncMode.NONE:
             raise ValueError("sync 'none' compares nothing; it exists for the benchmark only")
-        if self.workload not in IMPLEMENTED:
-            raise ValueError(f"workload {self.workload} does not exist yet: use {' or '.join(IMPLEMENTED)}")
         for name, workloads in _OF_WORKLOADS.items():
             if self.workload not in workloads and getattr(self, name) != type(self).model_fields[name].default:
                 raise ValueError(f"{name} belongs to workload {' or '.join(workloads)}, this one is {self.workload}")
@@ -205,6 +202,10 @@ class RunSpec(_Model):
             raise ValueError(f"{'checkpoint_every' if self.checkpoint_every else 'resume'} needs checkpoints, a folder")
         if self.start is not None and self.weights is not None:
             raise ValueError("give start or weights, not both: each says what the training begins with")
+        if self.workload is Workload.FINETUNE and not self.questions:
+            raise ValueError("workload finetune needs questions: JSON Lines files, one a task")
+        if self.workload is Workload.FINETUNE and self.weights and not self.tokenizer:
+            raise ValueError("give the tokenizer of the weights: bytes mean nothing to them")
         return self
 
 

@@ -14,8 +14,16 @@ from dataclasses import dataclass
 
 from tandem.bounds import CONFIDENCE, zero_bound
 from tandem.lineage import resumed_at
-from tandem.records import AttemptRow, ClosingRecord, ControlRecord, MismatchRecord, RunRecords, StepRecord
-from tandem.vocabulary import REGULAR_ENDS, Cause, ControlName, ReplayClass, Role, Verdict, Workload
+from tandem.records import (
+    AttemptRow,
+    ClosingRecord,
+    ControlRecord,
+    EvaluationRecord,
+    MismatchRecord,
+    RunRecords,
+    StepRecord,
+)
+from tandem.vocabulary import REGULAR_ENDS, Arm, Cause, ControlName, ReplayClass, Role, Verdict, Workload
 
 REQUIRED_PARITY = (
     "tandem", "image", "python", "jax", "jaxlib", "platform", "device_kind", "device_count", "driver", "cpu",
@@ -25,6 +33,7 @@ REQUIRED_PARITY = (
 """Parity fields that every conclusive attempt has compared, besides ``program.<name>`` of every executable that the
 field ``programs`` lists."""
 
+SCORE = "score"
 _REDUCTIONS = ("head.reduce", "reduce", "dw.reduce", "grad_norm")
 REQUIRED_PROGRAMS: dict[str, tuple[str, ...]] = {
     Workload.SUBMODULE: (
@@ -33,7 +42,7 @@ REQUIRED_PROGRAMS: dict[str, tuple[str, ...]] = {
     ),
     Workload.GRADIENT: ("step", *_REDUCTIONS),
     Workload.TRAINING: ("step", "sketch", *_REDUCTIONS),
-    Workload.FINETUNE: ("step", "sketch", "score", *_REDUCTIONS),
+    Workload.FINETUNE: ("step", "sketch", SCORE, *_REDUCTIONS),
 }  # fmt: skip
 """Executables of a workload, each of which must be in parity and in both self-replays."""
 
@@ -62,6 +71,7 @@ class _Attempt:
     controls: list[ControlRecord]
     others: tuple[int, int, int, int]
     """Rows of faults, gradients, drifts, evaluations."""
+    evaluations: list[EvaluationRecord]
     closing: ClosingRecord | None
 
 
@@ -81,7 +91,7 @@ def decide(records: RunRecords) -> Decision:
     tp, repeats = int(spec.get("tp", 1)), int(spec.get("self_replays", 8))
     reasons = [why_inconclusive(a, tp, repeats, programs) for a in attempts]
     suspected = any(_reference_differs(a) for a in attempts)
-    found = [a for a in attempts if a.mismatches or _counted(a) or _suspect_differs(a)]
+    found = [a for a in attempts if _differs(a)]
     conclusive = [a for a, reason in zip(attempts, reasons, strict=True) if reason is None]
     if found and not suspected:
         prints = {fingerprint(parity_of(a.controls)) for a in found}
@@ -116,6 +126,7 @@ def why_inconclusive(
         _self_replay(attempt, ControlName.SELF_REPLAY_END, self_replays, programs),
         _closing(attempt),
         _coverage(attempt),
+        _answers(attempt, programs),
     )
     return next((check for check in checks if check is not None), None)
 
@@ -197,6 +208,7 @@ def _of_attempt(records: RunRecords, row: AttemptRow) -> _Attempt:
             sum(x.attempt == mine for x in records.drifts),
             sum(x.attempt == mine for x in records.evaluations),
         ),
+        evaluations=[e for e in records.evaluations if e.attempt == mine],
         closing=closings[0] if closings else None,
     )
 
@@ -347,7 +359,32 @@ def _coverage(a: _Attempt) -> tuple[str, str] | None:
     return None
 
 
+def _answers(a: _Attempt, programs: tuple[str, ...]) -> tuple[str, str] | None:
+    """Where questions are asked, both sides must have answered the same ones."""
+    if SCORE not in programs:
+        return None
+    asked = {arm: {(e.step, e.task, e.question) for e in a.evaluations if e.arm == arm} for arm in Arm}
+    if not asked[Arm.REFERENCE] or asked[Arm.REFERENCE] != asked[Arm.SUSPECT]:
+        return "answers_missing", "one side's answers to the held-out questions were never recorded"
+    return None
+
+
 # -- findings ----------------------------------------------------------------------------------------
+
+
+def _differs(a: _Attempt) -> bool:
+    """Whether anything was found."""
+    return bool(a.mismatches or _counted(a) or _suspect_differs(a) or _unequal_answers(a))
+
+
+def _unequal_answers(a: _Attempt) -> list[EvaluationRecord]:
+    """The suspect's answers whose scores are not the reference's, bit by bit."""
+    keys = {(e.step, e.task, e.question): repr(e.scores) for e in a.evaluations if e.arm == Arm.REFERENCE}
+    return [
+        e
+        for e in a.evaluations
+        if e.arm == Arm.SUSPECT and keys.get((e.step, e.task, e.question), "") not in ("", repr(e.scores))
+    ]
 
 
 def _reference_differs(a: _Attempt) -> bool:
@@ -394,7 +431,7 @@ def _match_sentence(a: _Attempt) -> str:
 
 
 def _mismatch_sentence(attempts: list[_Attempt]) -> str:
-    found = [a for a in attempts if a.mismatches or _counted(a) or _suspect_differs(a)]
+    found = [a for a in attempts if _differs(a)]
     return f"mismatch: {_evidence(found)}{_resumed(attempts[-1])}"
 
 
@@ -425,6 +462,10 @@ def _evidence(attempts: list[_Attempt]) -> str:
         parts.append(f"{derived:,} tensors differed as a consequence")
     if (counted := sum(_counted(a) for a in attempts)) > len(computed):
         parts.append(f"{counted:,} tensors differed by their digests in all")
+    answers = [e for a in attempts for e in _unequal_answers(a)]
+    if answers:
+        asked = sum(e.arm == Arm.SUSPECT for a in attempts for e in a.evaluations)
+        parts.append(f"the scores of {len(answers):,} of {asked:,} answers differed")
     if unknown := sum(m.mismatched is None and m.cause is not Cause.DERIVED for m in rows):
         parts.append(f"{unknown} tensors never received")
     if selves:

@@ -9,7 +9,7 @@ from tests.quiz import write_quiz
 
 from tandem.spec import RunSpec, resolve
 from tandem.vocabulary import Workload
-from tandem_worker.answering import answer
+from tandem_worker.drift.held_out import HeldOut
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.init import random_parameters, step_inputs
 from tandem_worker.model.whole import LOSS
@@ -31,7 +31,8 @@ def test_the_loss_on_answers_falls_and_the_answers_follow_the_parameters(tmp_pat
     machine = Machine(chain)
     machine.slots.update(random_parameters(chain.plan, model, chain.mesh, 0))
     (op,) = chain.plan.ops
-    before, again = answer(machine, questions.evaluation), answer(machine, questions.evaluation)
+    held_out = HeldOut(machine, questions.evaluation)
+    before, again = (held_out.evaluate(machine.slots) for _ in range(2))
     assert before == again
     assert {scored.task for scored in before} == {path.stem for path in paths}
     # nearly uniform over 256 bytes at a random start
@@ -42,6 +43,6 @@ def test_the_loss_on_answers_falls_and_the_answers_follow_the_parameters(tmp_pat
         outputs = machine.execute(op, step, 0).outputs
         losses.append(float(np.asarray(outputs[op.outputs.index(LOSS)])[0]))
     assert np.mean(losses[-8:]) < 0.75 * losses[0]
-    after = answer(machine, questions.evaluation)
+    after = held_out.evaluate(machine.slots)
     assert np.mean([max(q.scores) for q in after]) > np.mean([max(q.scores) for q in before]) + 0.5
-    assert [q.scores for q in after] == [q.scores for q in answer(machine, questions.evaluation)]
+    assert [q.scores for q in after] == [q.scores for q in held_out.evaluate(machine.slots)]

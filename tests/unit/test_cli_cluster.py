@@ -128,7 +128,7 @@ def test_a_pairruns_spec_holds_what_was_asked_and_nothing_else() -> None:
         ({"node": "a", "reference": "a"}, "same node"),
         ({"asked": {"model": "huge"}}, "unknown preset"),
         ({"asked": {"steps": 0}}, "steps"),
-        ({"asked": {"workload": "finetune"}}, "does not exist yet"),
+        ({"asked": {"workload": "finetune"}}, "needs questions"),
         ({"asked": {"weights": Path("w")}}, "--weights w: give the path in the pods"),
         ({"asked": {"data": [Path("/a"), Path("b")]}}, "--data b: give the path in the pods"),
         ({"asked": {"fault": Path("nosuch")}}, "--fault nosuch: use bursts, demo, .* or give the path in the pods"),

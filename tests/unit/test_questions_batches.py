@@ -203,7 +203,7 @@ def test_batches_are_a_function_of_seed_and_step(tasks: list[Path], packed: bool
             assert mine.flags.c_contiguous
             np.testing.assert_array_equal(mine, theirs)
     other = opened(tasks, packed=packed, seed=2).training
-    np.testing.assert_array_equal(other.batch(7)[0], stream.with_seed(2).batch(7)[0])
+    np.testing.assert_array_equal(other.batch(7)[0], stream.reseeded(2).batch(7)[0])
     assert any(not np.array_equal(other.batch(step)[0], stream.batch(step)[0]) for step in range(3))
     assert other.digest == stream.digest
 

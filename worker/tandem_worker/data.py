@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -20,6 +21,20 @@ STDLIB_LIMIT = 4 << 20
 STDLIB_PACKAGES = ("asyncio", "collections", "concurrent", "email", "html", "http", "importlib", "json", "logging")
 CHUNK = 1 << 16
 """Characters of text per call of the tokenizer, more or less: chunks end with a line."""
+
+
+class Stream(Protocol):
+    """Where a step's batch comes from: a function of the data, a seed and the step alone."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex); part of parity."""
+
+    def batch(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and targets of one step, int32 ``[rows, sequence]`` each."""
+
+    def reseeded(self, seed: int) -> Stream:
+        """The same data in another order."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,9 +9,11 @@ from tandem.faults import FaultProfile, check_profile, load_profile
 from tandem.spec import ModelConfig, RunSpec, Training, choose_preset, resolve
 from tandem.vocabulary import Role, Workload
 from tandem_worker.compiled import compiled_once
-from tandem_worker.data import TokenStream, open_data
+from tandem_worker.data import Stream, open_data
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.weights import check_weights, read_config, weights_digest
+from tandem_worker.questions.evaluation import Evaluation
+from tandem_worker.questions.opened import open_questions
 
 Report = Callable[[str], None]
 """Called with a phase, for progress."""
@@ -44,10 +46,20 @@ class Inputs:
                 for site in op.sites
             }
             check_profile(self.profile, self.plan.sites, spec.tp, inputs)
-        self.data: TokenStream = open_data(
-            spec.data, spec.tokenizer, seed=spec.seed,
-            batch=self.training.batch, sequence=self.training.sequence, vocab=self.model.vocab,
-        )  # fmt: skip
+        self.data: Stream
+        self.held_out: Evaluation | None = None
+        shape: dict[str, int] = {
+            "seed": spec.seed, "batch": self.training.batch, "sequence": self.training.sequence,
+            "vocab": self.model.vocab,
+        }  # fmt: skip
+        if spec.workload is Workload.FINETUNE:
+            questions = open_questions(
+                spec.questions, spec.tokenizer, **shape,
+                held_out_percent=spec.held_out_percent, scoring=spec.scoring, packed=spec.packed,
+            )  # fmt: skip
+            self.data, self.held_out = questions.training, questions.evaluation
+        else:
+            self.data = open_data(spec.data, spec.tokenizer, **shape)
 
 
 def prepare(
@@ -76,7 +88,8 @@ def prepare(
     """
     from tandem_worker import parity
     from tandem_worker.drift import checkpoints
-    from tandem_worker.drift.parts import DriftParts
+    from tandem_worker.drift.held_out import HeldOut
+    from tandem_worker.drift.parts import DriftParts, NoEvaluation
     from tandem_worker.lockstep.machine import Machine
     from tandem_worker.model.build import build_chain
     from tandem_worker.model.init import place, random_parameters
@@ -119,7 +132,8 @@ def prepare(
     if spec.workload in UNSYNCHRONISED:
         if spec.start is not None:
             checkpoints.check_start(spec.start, fields)
-        drift = DriftParts(fresh, checkpoints.open_store(spec, role, fields, run))
+        evaluation = HeldOut(machine, inputs.held_out, spec.evaluate_every) if inputs.held_out else NoEvaluation()
+        drift = DriftParts(fresh, checkpoints.open_store(spec, role, fields, run), evaluation)
     machine.slots.update(fresh(spec.seed))
     touch()
     return Prepared(spec, machine, inputs.data, fields, spec.steps, attempt, drift)

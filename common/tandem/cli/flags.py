@@ -57,6 +57,22 @@ StartOption = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Training: one checkpoint whose weights both sides start from.")
 ]
 
+QuestionsOption = Annotated[
+    list[Path] | None,
+    typer.Option(metavar="FILE", help="Finetune: multiple-choice questions (JSON Lines), a file a task."),
+]
+HeldOutOption = Annotated[
+    int | None,
+    typer.Option(help="Finetune: percent of the questions that are evaluated, not trained on.  [default: 20]"),
+]
+ScoringOption = Annotated[
+    str | None, typer.Option(help="Finetune: mean (log-likelihood of a choice's text) or letter.  [default: mean]")
+]
+PackedOption = Annotated[bool | None, typer.Option("--packed", help="Finetune: several questions a row.")]
+EvaluateEveryOption = Annotated[
+    int | None, typer.Option(help="Finetune: steps between evaluations.  [default: only at the end]")
+]
+
 NamespaceOption = Annotated[
     str | None, typer.Option("--namespace", "-n", metavar="NAME", help="Namespace.  [default: the context's]")
 ]

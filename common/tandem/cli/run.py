@@ -47,6 +47,11 @@ def run(
     checkpoint_every: f.CheckpointEveryOption = None,
     resume: f.ResumeOption = None,
     start: f.StartOption = None,
+    questions: f.QuestionsOption = None,
+    held_out_percent: f.HeldOutOption = None,
+    scoring: f.ScoringOption = None,
+    packed: f.PackedOption = None,
+    evaluate_every: f.EvaluateEveryOption = None,
     run_id: Annotated[str | None, typer.Option(metavar="UUID", help="Id of the run (UUIDv7).  [default: new]")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run nothing: print the spec as a PairRun for a cluster.")
@@ -63,7 +68,8 @@ def run(
         "tokenizer": tokenizer, "tp": tp, "steps": steps, "duration": duration, "seed": seed, "sync": sync,
         "window": window, "fault": fault, "batch": batch, "sequence": sequence, "compute": compute,
         "exchange_mib": exchange_mib, "exact_every": exact_every, "baseline": baseline, "checkpoints": checkpoints,
-        "checkpoint_every": checkpoint_every, "resume": resume, "start": start,
+        "checkpoint_every": checkpoint_every, "resume": resume, "start": start, "questions": questions or None,
+        "held_out_percent": held_out_percent, "scoring": scoring, "packed": packed, "evaluate_every": evaluate_every,
     }  # fmt: skip
     asked = read_spec(spec, {k: v for k, v in flags.items() if v is not None})
     if dry_run:
@@ -109,7 +115,13 @@ def _absolute(spec: RunSpec) -> RunSpec:
         check_name(spec.fault)
         if shipped_profile(spec.fault) is None:
             paths["fault"] = spec.fault.absolute()
-    return spec.model_copy(update={**paths, "data": [path.absolute() for path in spec.data]})
+    return spec.model_copy(
+        update={
+            **paths,
+            "data": [path.absolute() for path in spec.data],
+            "questions": [path.absolute() for path in spec.questions],
+        }
+    )
 
 
 def as_pairrun(spec: RunSpec) -> str:

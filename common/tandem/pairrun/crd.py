@@ -10,7 +10,6 @@ from tandem.pairrun import workload
 from tandem.pairrun.names import GROUP, KIND, PLURAL, SHORT, SINGULAR, VERSION
 from tandem.pairrun.spec import MUTABLE, PairRunSpec
 from tandem.pairrun.status import PairRunStatus
-from tandem.spec import IMPLEMENTED
 
 COLUMNS = (
     ("Suspect", "string", ".status.suspect.node"),
@@ -103,8 +102,8 @@ def _rules(spec: dict[str, Any]) -> list[dict[str, str]]:
             "message": "suspect and reference are the same node",
         },
         {
-            "rule": f"!has(self.workload.name) || self.workload.name in {[str(w) for w in IMPLEMENTED]}",
-            "message": f"this workload does not exist yet: use {' or '.join(IMPLEMENTED)}",
+            "rule": "!has(self.workload.name) || self.workload.name != 'finetune' || has(self.workload.questions)",
+            "message": "workload finetune needs questions",
         },
     ]
     return rules

@@ -70,7 +70,8 @@ class Baseline:
             session.progress.end_step(0.0)
             session.hooks.progress(f"baseline {step}/{last}")
             if step == last or session.parts.evaluation.due(step):
-                session.parts.evaluation.evaluate(Arm.BASELINE, step, flight.state(session.plan.persistent))
+                found = session.parts.evaluation.evaluate(flight.state(session.plan.persistent))
+                session.store_answers(Arm.BASELINE, step, found)
         self._exact(session, flight, final)
 
     def _store(self, session: DriftReferenceSession, flight: Flight) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tandem.errors import CheckpointError
 from tandem.vocabulary import Role
 from tandem_worker.drift.flight import Flight
@@ -9,7 +11,10 @@ from tandem_worker.drift.session import DriftSession
 from tandem_worker.drift.suspect import DriftSuspect
 from tandem_worker.link import frames as f
 from tandem_worker.lockstep.suspect import Suspect
+from tandem_worker.questions.evaluation import Scored
 from tandem_worker.session.suspect import SuspectSession
+
+ANSWERS_PER_FRAME = 500
 
 
 class DriftSuspectSession(DriftSession, SuspectSession):
@@ -59,6 +64,11 @@ class DriftSuspectSession(DriftSession, SuspectSession):
         self.after(flight)
         if self.inbox.stop_reason is not None:
             self.channel.send(f.Stop(reason=self.inbox.stop_reason))
+
+    def answered(self, step: int, found: Sequence[Scored]) -> None:
+        for first in range(0, len(found), ANSWERS_PER_FRAME):
+            part = found[first : first + ANSWERS_PER_FRAME]
+            self.channel.send(f.Answers(step=step, first=first, scores=[scored.scores for scored in part]))
 
     def _resume(self) -> None:
         """Say which checkpoints there are, and load what the reference says."""

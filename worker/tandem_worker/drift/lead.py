@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tandem_worker.drift.sketch import Sketch
 from tandem_worker.link import frames as f
 from tandem_worker.lockstep.reference import Reference
 from tandem_worker.model.whole import GRAD_NORM, LOSS
+from tandem_worker.questions.evaluation import Scored
 from tandem_worker.session.reference import ReferenceSession
 
 AHEAD = 1
@@ -34,6 +36,7 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.reference.check_log = self._check_log
+        self.reference.questions = self.parts.evaluation.count
         self.drifts = Drifts(self.ledger, self.plan)
         self.first_unequal: int | None = None
         """First step whose digests differed."""
@@ -238,6 +241,25 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         """Measure the drift after a step, and store it whole and by parameter group."""
         self._measured = flight.step
         self.drifts.exact(Arm.SUSPECT, flight.step, self.reference.measure(flight.run, self._unequal))
+
+    def answered(self, step: int, found: Sequence[Scored]) -> None:
+        """Store both sides' answers; waits for the suspect's."""
+        if not found:
+            return
+        told = self.parts.evaluation.told(self.reference.answers(step))
+        if told is None:
+            raise LinkError("protocol", "the suspect's answers are not one score for each choice")
+        self.store_answers(Arm.REFERENCE, step, found)
+        self.store_answers(Arm.SUSPECT, step, told)
+        self.ledger.unequal_answers += sum(
+            repr(mine.scores) != repr(theirs.scores) for mine, theirs in zip(found, told, strict=True)
+        )
+
+    def store_answers(self, arm: Arm, step: int, found: Sequence[Scored]) -> None:
+        for scored in found:
+            self.ledger.evaluation(
+                scored.record(run_id=self.ledger.run_id, attempt=self.ledger.attempt, step=step, arm=arm)
+            )
 
     # -- controls --------------------------------------------------------------------------------
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from tandem.vocabulary import Arm
 from tandem_worker.drift.checkpoints import Store
 from tandem_worker.model.init import Slots
+from tandem_worker.questions.evaluation import Scored
 
 
 class Evaluation(Protocol):
@@ -17,11 +17,15 @@ class Evaluation(Protocol):
     def due(self, step: int) -> bool:
         """Whether to evaluate after this step, beside the last one; alike on both sides."""
 
-    def evaluate(self, arm: Arm, step: int, state: Mapping[str, Any]) -> None:
-        """Evaluate an arm's persistent slots after a step.
+    @property
+    def count(self) -> int:
+        """How many questions there are."""
 
-        The suspect's side is given `Arm.SUSPECT` and sends what it finds by frames of its own.
-        """
+    def evaluate(self, state: Mapping[str, Any]) -> Sequence[Scored]:
+        """Answer every question with these persistent slots."""
+
+    def told(self, scores: Sequence[Sequence[float]]) -> Sequence[Scored] | None:
+        """The questions with the scores that the suspect sent; None if these are not one for each choice."""
 
 
 class NoEvaluation:
@@ -30,8 +34,13 @@ class NoEvaluation:
     def due(self, step: int) -> bool:  # noqa: ARG002
         return False
 
-    def evaluate(self, arm: Arm, step: int, state: Mapping[str, Any]) -> None:
-        """Nothing."""
+    count = 0
+
+    def evaluate(self, state: Mapping[str, Any]) -> Sequence[Scored]:  # noqa: ARG002
+        return ()
+
+    def told(self, scores: Sequence[Sequence[float]]) -> Sequence[Scored] | None:
+        return None if scores else ()
 
 
 @dataclass(frozen=True)

@@ -43,8 +43,18 @@ class DriftReference(WholeReference):
         self.logs: dict[int, list[f.FaultEntry]] = defaultdict(list)
         self.check_log: Callable[[int, list[f.FaultEntry]], None] = lambda *_: None
         """Raises where a fault log cannot be one of the step."""
+        self.questions = 0
+        """How many the suspect answers each time."""
+        self._answered: dict[int, list[list[float]]] = {}
+        """Scores of the suspect's answers that came, by step."""
         self.loaded: dict[str, bytes] | None = None
         """After a resume: the suspect's digests at the checkpoint where they differed from the own ones, by slot."""
+
+    def answers(self, step: int) -> list[list[float]]:
+        """The suspect's scores of all questions after a step; waits for them."""
+        while len(self._answered.get(step, [])) < self.questions:
+            self.pump(None)
+        return self._answered.pop(step)
 
     def launch(self, step: int) -> None:
         self.flights[step] = launch(self, step)
@@ -55,6 +65,12 @@ class DriftReference(WholeReference):
                 self._check_report(frame)
                 self.progress.touch()
                 self.reports[step] = frame
+            case f.Answers(step=step, first=first, scores=scores):
+                mine = self._answered.setdefault(step, [])
+                if first != len(mine) or not scores or first + len(scores) > self.questions or len(self._answered) > 2:
+                    raise LinkError("protocol", f"the suspect's answers after step {step} are not those asked for")
+                self.progress.touch()
+                mine += scores
             case f.FaultLog(step=step) if step in self.flights and step not in self.reports:
                 self.logs[step] += frame.entries
                 self.check_log(step, self.logs[step])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tandem.errors import CheckpointError
-from tandem.vocabulary import Arm, Role
+from tandem.vocabulary import Role
 from tandem_worker.drift.parts import DriftParts
 from tandem_worker.link.state import Activity
 from tandem_worker.lockstep import controls
 from tandem_worker.model.init import step_inputs
+from tandem_worker.questions.evaluation import Scored
 from tandem_worker.session.common import Session
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ class DriftSession(Session):
         if (last or self.parts.evaluation.due(step)) and self._evaluated < step:
             self._evaluated = step
             with self.progress.during(Activity.REPLAYING, "evaluation"):
-                self.parts.evaluation.evaluate(Arm(self.role.value), step, state)
+                found = self.parts.evaluation.evaluate(state)
+            self.answered(step, found)
         if self.parts.store is not None and (last or (every and step % every == 0)) and self._saved < step:
             self._saved = step
             lanes = flight.run.lanes
@@ -66,6 +69,10 @@ class DriftSession(Session):
             }
             with self.progress.during(Activity.REPLAYING, "checkpoint"):
                 self.parts.store.save(step, state, digests, suspect=self.theirs(flight), diverged=self.diverged)
+
+    def answered(self, step: int, found: Sequence[Scored]) -> None:
+        """Own answers to all questions, with the parameters after a step."""
+        raise NotImplementedError
 
     def theirs(self, flight: Flight) -> dict[str, bytes]:  # noqa: ARG002
         """The peer's digests of a step where they differ, as far as this side knows them."""

@@ -354,6 +354,14 @@ class Report(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
             raise ValueError("busy_s is not finite")
 
 
+class Answers(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The suspect's scores of held-out questions, in their order from the ``first`` on; a score may be NaN."""
+
+    step: Step
+    first: Count
+    scores: Annotated[list[Annotated[list[float], Meta(max_length=256)]], Meta(max_length=4096)]
+
+
 class Alone(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     """The reference trains its baseline, after the pair's last step; nothing is asked of the suspect but to wait."""
 
@@ -413,8 +421,8 @@ class Bye(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 Frame: TypeAlias = (
     Attach | Attached | Ack | Heartbeat | Refuse | Chunk | Hello | Welcome | KnownReduction | Begin | Ready | Digests
     | Confirm | Mismatch | InputDigests | InputsUnequal | Tensor | Resend | Want | ReplayDigests | Resume
-    | Overwritten | FaultLog | StepDone | Report | Held | Restore | Restored | Alone | SelfReplay | PositiveControl
-    | Stop | Finish | Close | Bye
+    | Overwritten | FaultLog | StepDone | Report | Answers | Held | Restore | Restored | Alone | SelfReplay
+    | PositiveControl | Stop | Finish | Close | Bye
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()

@@ -45,6 +45,8 @@ class Ledger:
         self.reference_replays = 0
         self.suspect_differs = 0
         """Self-replays in which the suspect differed from itself."""
+        self.unequal_answers = 0
+        """Questions whose scores differ between the sides."""
         self.control_failed = False
         """Whether anything but the suspect's self-replay failed: the run cannot speak."""
         self._reference_differs = False
@@ -52,8 +54,8 @@ class Ledger:
 
     @property
     def findings(self) -> int:
-        """Mismatch rows and failed self-replays of the suspect."""
-        return self.total.rows_total + self.suspect_differs
+        """Mismatch rows, failed self-replays of the suspect, and unequal answers."""
+        return self.total.rows_total + self.suspect_differs + self.unequal_answers
 
     def mismatch(self, row: MismatchRecord) -> None:
         if self.total.add_row(row, self.row_cap):

@@ -48,7 +48,7 @@ class QuestionStream:
         bins = pack(order, lengths, self.sequence) if self.packed else [(i,) for i in order]
         object.__setattr__(self, "_bins", tuple(bins))
 
-    def with_seed(self, seed: int) -> QuestionStream:
+    def reseeded(self, seed: int) -> QuestionStream:
         """The same questions in the order of another seed (``--baseline seed``)."""
         return replace(self, seed=seed)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from tandem.spec import RunSpec
 from tandem_worker.chain import Op
-from tandem_worker.data import TokenStream
+from tandem_worker.data import Stream
 from tandem_worker.link.channel import Channel
 from tandem_worker.link.state import Activity, Progress
 from tandem_worker.lockstep import controls
@@ -29,7 +29,7 @@ class Prepared:
 
     spec: RunSpec
     machine: Machine
-    data: TokenStream
+    data: Stream
     parity: dict[str, str]
     steps: int | None
     attempt: int
