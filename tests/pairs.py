@@ -35,9 +35,10 @@ from tandem.spec import RunSpec, resolve
 from tandem.vocabulary import Cause, Role, SyncMode, Workload
 from tandem_worker import parity
 from tandem_worker.chain import Chain
-from tandem_worker.data import open_data
+from tandem_worker.data import Stream, open_data
 from tandem_worker.drift.checkpoints import open_store
-from tandem_worker.drift.parts import DriftParts
+from tandem_worker.drift.held_out import HeldOut
+from tandem_worker.drift.parts import DriftParts, Evaluation, NoEvaluation
 from tandem_worker.link.channel import Channel, PeerState, Progress, new_keys
 from tandem_worker.lockstep.inbox import Inbox, StopRequested, Tripped
 from tandem_worker.lockstep.ledger import Ledger
@@ -46,6 +47,7 @@ from tandem_worker.model.build import build_chain
 from tandem_worker.model.init import random_parameters
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.whole_build import build_whole
+from tandem_worker.questions.opened import open_questions
 from tandem_worker.session.choose import UNSYNCHRONISED, reference_session, suspect_session
 from tandem_worker.session.common import Prepared
 from tandem_worker.session.reference import Hooks, ReferenceSession
@@ -115,14 +117,22 @@ def prepared(
         check_profile(profile, chain.submodules.sites, spec.tp)
     machine = Machine(chain, profile if role is Role.SUSPECT else None)
     machine.slots.update(random_parameters(chain.plan, model, chain.mesh, spec.seed))
-    data = open_data(
-        spec.data, None, seed=spec.seed, batch=training.batch, sequence=training.sequence, vocab=model.vocab
-    )
+    shape = {"seed": spec.seed, "batch": training.batch, "sequence": training.sequence, "vocab": model.vocab}
+    data: Stream
+    evaluation: Evaluation = NoEvaluation()
+    if spec.workload is Workload.FINETUNE:
+        opened = open_questions(
+            spec.questions, spec.tokenizer, **shape,
+            held_out_percent=spec.held_out_percent, scoring=spec.scoring, packed=spec.packed,
+        )  # fmt: skip
+        data, evaluation = opened.training, HeldOut(machine, opened.evaluation, spec.evaluate_every)
+    else:
+        data = open_data(spec.data, None, **shape)
     fields = parity.gather(spec, model, training, chain, data=data.digest, weights="random", profile=profile)
     drift = None
     if spec.workload in UNSYNCHRONISED:
         fresh = lambda seed: random_parameters(chain.plan, model, chain.mesh, seed)
-        drift = DriftParts(fresh, open_store(spec, role, fields, run))
+        drift = DriftParts(fresh, open_store(spec, role, fields, run), evaluation)
     return Prepared(spec, machine, data, change(fields), spec.steps, 1, drift)
 
 

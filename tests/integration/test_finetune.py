@@ -1,0 +1,125 @@
+"""Fine-tuning (RQ3) in a whole pair: both sides answer the held-out questions after the same steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from tests.pairs import Outcome, clean_end, profile, run_pair
+from tests.quiz import write_quiz
+
+from tandem.answers import results
+from tandem.records import EvaluationRecord, RunRecords
+from tandem.spec import RunSpec
+from tandem.summary import summarise
+from tandem.verdict import decide
+from tandem.vocabulary import Arm, Verdict
+from tandem_worker.link import frames as f
+
+STRONG = profile(
+    {"kind": "scale", "factor": -3.0, "elements": 40, "phase": "bwd", "module": "ffn", "tensor": "dx", "steps": [2, 3]}
+)
+"""Forty gradient values of each rank and layer multiplied by -3, twice."""
+
+
+@pytest.fixture(scope="module")
+def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    paths = write_quiz(tmp_path_factory.mktemp("quiz"), per_task=15)[:2]
+    return {
+        "workload": "finetune", "questions": paths, "batch": 4, "sequence": 96, "steps": 6, "self_replays": 2,
+        "replays": 2, "optimizer": {"learning_rate": 1e-2}, "held_out_percent": 30,
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def healthy(settings: dict[str, Any]) -> Outcome:
+    outcome = run_pair(RunSpec(evaluate_every=4, baseline="seed", **settings))
+    clean_end(outcome)
+    return outcome
+
+
+@pytest.fixture(scope="module")
+def corrupt(settings: dict[str, Any]) -> Outcome:
+    outcome = run_pair(RunSpec(fault="x.toml", **settings), STRONG)
+    clean_end(outcome)
+    return outcome
+
+
+def answers(records: RunRecords, arm: Arm, step: int) -> dict[tuple[str, str], EvaluationRecord]:
+    return {(e.task, e.question): e for e in records.evaluations if (e.arm, e.step) == (arm, step)}
+
+
+def test_a_healthy_pair_agrees_to_the_bit_on_every_question(healthy: Outcome) -> None:
+    records = healthy.records
+    assert decide(records).verdict is Verdict.MATCH, decide(records)
+    for step in (4, 6):
+        mine, theirs = (answers(records, arm, step) for arm in (Arm.REFERENCE, Arm.SUSPECT))
+        assert mine
+        assert {k: e.scores for k, e in mine.items()} == {k: e.scores for k, e in theirs.items()}
+    assert answers(records, Arm.REFERENCE, 4) != answers(records, Arm.REFERENCE, 6)
+    losses = [s.loss_reference for s in records.steps if s.step]
+    assert losses[-1] is not None
+    assert losses[0] is not None
+    assert losses[-1] < losses[0]
+
+
+def test_another_seed_on_the_reference_gives_the_comparison_its_measure(healthy: Outcome) -> None:
+    records = healthy.records
+    reseeded = answers(records, Arm.BASELINE, 6)
+    assert set(reseeded) == set(answers(records, Arm.REFERENCE, 6))
+    assert {e.scores[0] for e in reseeded.values()} != {
+        e.scores[0] for e in answers(records, Arm.REFERENCE, 6).values()
+    }
+    table = {(line.arm, line.task): line for line in results(records.evaluations)}
+    assert {arm for arm, _ in table} == set(Arm)
+    for (arm, task), line in table.items():
+        asked = [e for e in answers(records, Arm(arm), 6).values() if task in ("", e.task)]
+        assert line.accuracy.share == pytest.approx(np.mean([e.chosen == e.answer for e in asked]))
+
+
+def test_a_strong_fault_changes_the_answers_scores(corrupt: Outcome) -> None:
+    records = corrupt.records
+    assert decide(records).verdict is Verdict.MISMATCH
+    mine, theirs = (answers(records, arm, 6) for arm in (Arm.REFERENCE, Arm.SUSPECT))
+    assert set(mine) == set(theirs)
+    assert any(mine[key].scores != theirs[key].scores for key in mine)
+    assert "answers differed" in decide(records).sentence
+    assert summarise(records).answers
+
+
+def test_answers_are_a_finding_also_where_the_parameters_are_equal(healthy: Outcome) -> None:
+    """The forward pass of the evaluation corrupted, nothing else: the scores alone tell."""
+    records = msgspec.structs.replace(healthy.records)
+    at = next(i for i, e in enumerate(records.evaluations) if e.arm == Arm.SUSPECT)
+    wrong = msgspec.structs.replace(records.evaluations[at], scores=[0.0, *records.evaluations[at].scores[1:]])
+    records.evaluations = [*records.evaluations[:at], wrong, *records.evaluations[at + 1 :]]
+    assert decide(records).verdict is Verdict.MISMATCH
+
+
+@pytest.mark.parametrize("arm", [Arm.REFERENCE, Arm.SUSPECT])
+def test_a_run_whose_answers_are_missing_never_matches(healthy: Outcome, arm: Arm) -> None:
+    records = msgspec.structs.replace(healthy.records)
+    records.evaluations = [e for e in records.evaluations if e.arm != arm]
+    closing = records.closings[0]
+    records.closings = [msgspec.structs.replace(closing, evaluations=len(records.evaluations))]
+    assert (decide(records).verdict, decide(records).reason) == (Verdict.INCONCLUSIVE, "answers_missing")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        f.Answers(step=6, first=1, scores=[[0.0] * 4]),
+        f.Answers(step=6, first=0, scores=[[0.0] * 4] * 500),
+        f.Answers(step=6, first=0, scores=[]),
+    ],
+    ids=["not from the first", "too many", "none"],
+)
+def test_answers_that_were_not_asked_for_end_the_pair(settings: dict[str, Any], wrong: f.Answers) -> None:
+    def tamper(_: Any, suspect: Any) -> None:
+        suspect.answered = lambda *_: suspect.channel.send(wrong)
+
+    outcome = run_pair(RunSpec(**settings), tamper=tamper)
+    assert outcome.reason == "protocol"
+    assert decide(outcome.records).verdict is Verdict.INCONCLUSIVE
