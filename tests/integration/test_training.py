@@ -268,7 +268,7 @@ def test_the_baseline_is_the_references_model_trained_with_another_seed() -> Non
     assert whole.step == 3
     assert whole.drift == pytest.approx(sum(d.drift**2 for d in parts) ** 0.5)  # type: ignore[operator,misc]
     assert sketched[3].drift == pytest.approx(whole.drift, rel=0.02)
-    assert 0.5 < whole.drift / whole.norm < 2  # type: ignore[operator]
+    assert 0.2 < whole.drift / whole.norm < 2, "other weights, but the same norms"  # type: ignore[operator]
     alone = run_pair(RunSpec(steps=3, seed=1, **SETTINGS))
     assert [sketched[s].loss for s in (1, 2, 3)] == [losses(alone)[s][0] for s in (1, 2, 3)]
 

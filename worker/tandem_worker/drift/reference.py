@@ -199,9 +199,10 @@ class DriftReference(WholeReference):
         self._asked, self._answers = (self.step_number, op.index, self.generation), []
         self._expected_answers = 2 + TRIES * len(unequal)
         self._unsettled = dict.fromkeys(fresh, execution)
-        self.channel.send(
-            f.Mismatch(step=self.step_number, op=op.index, generation=self.generation, wanted=fresh, repeats=0)
-        )
+        if fresh:
+            self.channel.send(
+                f.Mismatch(step=self.step_number, op=op.index, generation=self.generation, wanted=fresh, repeats=0)
+            )
         for output, rank in unequal:
             site = op.sites[output]
             fields: dict[str, Any] = {}
@@ -213,5 +214,10 @@ class DriftReference(WholeReference):
             cause = Cause.STATE if (output, rank) in fresh else Cause.DERIVED
             self._store(execution, output, rank, cause, site.tensor, site.elements, fields)
         self._count(execution)
-        self._resume(execution, rerun=False, rollback=False)
+        if fresh:
+            self._resume(execution, rerun=False, rollback=False)
+        else:
+            # Nothing is asked: the suspect goes on as if they were equal.
+            self._asked, self._answers = None, []
+            self._confirm(op.index)
         self.confirm_head()

@@ -36,6 +36,8 @@ HALF = 2**30
 """A bucket's high lane beyond this may have gone round."""
 TRUSTED = 0.01
 """Largest standard deviation of the relative error at which an estimate is used: two of it are 2 %."""
+CLUSTERED = 1.8
+"""How much larger than by chance the error is taken to be at most (a tile of 64 x 64: 1.4 to 1.7)."""
 ROW_SEED, COLUMN_SEED = 0x243F6A88, 0x13198A2E
 """Seeds of ``a`` and ``b``: first digits of pi. The same in every run, so that any two sketches can be compared."""
 
@@ -150,8 +152,9 @@ class Estimate:
 def estimate(arm: Sketch, reference: Sketch, tops: Iterable[int], elements: int, *, differ: bool = True) -> Estimate:
     """Distance of an arm's parameters from the reference's.
 
-    The error counts the sketch's variance, estimated from its own buckets (of Gaussian ones E s^4 = 3 B^2), so that
-    a difference that fell into few buckets is not trusted, and the rounding of the elements, as if all differed.
+    The error counts the sketch's variance and the rounding of the elements, as if all differed. The former is that of
+    random buckets on the ranks that differ, or what the buckets themselves show (of Gaussian ones E s^4 = 3 B^2) if
+    that is more, up to `CLUSTERED` times: few large elements look like many that share a bucket, and are exact.
 
     Args:
         arm: its sketch.
@@ -170,7 +173,11 @@ def estimate(arm: Sketch, reference: Sketch, tops: Iterable[int], elements: int,
         return Estimate(drift, norm, math.inf)
     if drift == 0:
         return Estimate(drift, norm, math.inf if differ else 0.0)
-    spread = math.sqrt(2 / 3 * float((squares**2).sum())) / (2 * float(squares.sum()))
+    ranks = squares.sum(axis=1)
+    # Elements that meet in a bucket by chance; a tile can meet itself somewhat more often than that.
+    chance = math.sqrt(2 / squares.shape[1] * float((ranks**2).sum())) / (2 * float(ranks.sum()))
+    seen = math.sqrt(2 / 3 * float((squares**2).sum())) / (2 * float(ranks.sum()))
+    spread = max(chance, min(seen, CLUSTERED * chance))
     rounding = QUANTUM * math.sqrt(elements / 6) / drift
     return Estimate(drift, norm, math.hypot(spread, rounding))
 
