@@ -12,7 +12,7 @@ import numpy as np
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem.vocabulary import Phase
 from tandem_worker.model.build import make_mesh
-from tandem_worker.model.compile import compile_program
+from tandem_worker.model.compile import compile_program, injected
 from tandem_worker.model.init import place, step_inputs
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.programs import bodies, example_ops
@@ -46,11 +46,10 @@ class Forward:
         self.programs = {
             name: compile_program(
                 name,
-                code[name],
+                injected(name, code[name], [plan.slots[slot] for slot in examples[name].outputs]),
                 [plan.slots[slot] for slot in examples[name].inputs],
-                [plan.slots[slot] for slot in examples[name].outputs],
                 self.mesh,
-                False,
+                0,
             )
             for name in {op.program for op in self.ops}
         }

@@ -32,7 +32,7 @@ from tandem.records import (
     StepRecord,
 )
 from tandem.spec import RunSpec, resolve
-from tandem.vocabulary import Cause, Role, SyncMode
+from tandem.vocabulary import Cause, Role, SyncMode, Workload
 from tandem_worker import parity
 from tandem_worker.chain import Chain
 from tandem_worker.data import open_data
@@ -43,12 +43,13 @@ from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.build import build_chain
 from tandem_worker.model.init import random_parameters
 from tandem_worker.model.plan import make_plan
+from tandem_worker.model.whole_build import build_whole
 from tandem_worker.session.common import Prepared
 from tandem_worker.session.reference import Hooks, ReferenceSession
 from tandem_worker.session.suspect import SuspectSession
 from tandem_worker.watchdog import Limits, Watchdog
 
-_CHAINS: dict[tuple[str, int, bool, frozenset[str], Role], Chain] = {}
+_CHAINS: dict[tuple[object, ...], Chain] = {}
 
 
 @dataclass
@@ -86,11 +87,14 @@ def chain_for(spec: RunSpec, role: Role, profile: FaultProfile | None) -> Chain:
     ops = make_plan(model, training, spec.tp).ops
     injected = frozenset(op.program for op in ops if profile is not None and can_act(profile, op.sites))
     shape = model.model_dump_json() + training.model_dump_json()
-    key = (shape, spec.tp, profile is not None, injected, role)
+    key = (shape, spec.workload, spec.tp, profile is not None, injected, role)
     if key not in _CHAINS:
         first = 0 if role is Role.REFERENCE else spec.tp
         devices = jax.devices()[first : first + spec.tp]
-        _CHAINS[key] = build_chain(model, training, spec.tp, profile=profile, devices=devices)
+        if spec.workload is Workload.SUBMODULE:
+            _CHAINS[key] = build_chain(model, training, spec.tp, profile=profile, devices=devices)
+        else:
+            _CHAINS[key] = build_whole(model, training, spec.tp, spec.workload, profile=profile, devices=devices)
     return _CHAINS[key]
 
 
@@ -104,7 +108,7 @@ def prepared(
     model, training = resolve(spec)
     chain = chain_for(spec, role, profile)
     if profile is not None:
-        check_profile(profile, chain.plan.sites, spec.tp)
+        check_profile(profile, chain.submodules.sites, spec.tp)
     machine = Machine(chain, profile if role is Role.SUSPECT else None)
     machine.slots.update(random_parameters(chain.plan, model, chain.mesh, spec.seed))
     data = open_data(

@@ -20,6 +20,10 @@ from tandem.vocabulary import Extent
 
 DENSE = 0.5
 """Share of its bounding box that damage must fill to be a tile, or of the tensor to be the whole."""
+EXACT_MEDIAN = 1 << 20
+"""Severities of one tensor that are kept for an exact median."""
+_BINS = 64
+"""Bins of severity per power of two beyond that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,32 +65,122 @@ def compare(suspect: np.ndarray, reference: np.ndarray) -> Difference | None:
         raise ValueError(
             f"cannot compare {suspect.dtype}{list(suspect.shape)} with {reference.dtype}{list(reference.shape)}"
         )
-    xor = _bits(suspect) ^ _bits(reference)
-    where = np.flatnonzero(xor)
-    if where.size == 0:
-        return None
-    with np.errstate(all="ignore"):  # casts of signalling NaNs, inf - inf and x / 0 are sorted out below
-        s = suspect.reshape(-1)[where].astype(np.float64)
-        r = reference.reshape(-1)[where].astype(np.float64)
-        relative = np.abs(s - r) / np.abs(r)
-        severity = relative[np.isfinite(relative) & (relative != 0) & (r != 0)]
-        top = float(severity.max(initial=0.0))
+    pieces = Pieces(suspect.shape, suspect.dtype)
+    pieces.add(suspect.reshape(-1), reference.reshape(-1))
+    return pieces.difference()
+
+
+class Pieces:
+    """The comparison of one tensor whose parts come one after another, in order; memory does not grow with the tensor.
+
+    All figures are exact, but the median of more than ``EXACT_MEDIAN`` severities: that is then the middle of a bin
+    that is 2**(1/64) wide, so off by less than 0.6 %.
+
+    Args:
+        shape: of the whole tensor.
+        dtype: of its elements.
+    """
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.seen = 0
+        """Elements so far."""
+        self.mismatched = self.zero_reference = self.nonfinite = self.nullified = 0
+        self.bits = np.zeros(8 * dtype.itemsize, np.int64)
+        self.first = -1
+        self._low: np.ndarray | None = None
+        self._high: np.ndarray | None = None
+        self._kept: list[npt.NDArray[np.float64]] | None = []
+        self._bins: dict[int, int] = {}
+        self._severities, self._mean, self._top = 0, 0.0, 0.0
+
+    def add(self, suspect: np.ndarray, reference: np.ndarray) -> None:
+        """The next elements, flat, both ``[n]``."""
+        xor = _bits(suspect) ^ _bits(reference)
+        where = np.flatnonzero(xor)
+        start, self.seen = self.seen, self.seen + suspect.size
+        if where.size == 0:
+            return
+        with np.errstate(all="ignore"):  # casts of signalling NaNs, inf - inf and x / 0 are sorted out below
+            s = suspect[where].astype(np.float64)
+            r = reference[where].astype(np.float64)
+            relative = np.abs(s - r) / np.abs(r)
+            self._severity(relative[np.isfinite(relative) & (relative != 0) & (r != 0)])
+        self.mismatched += int(where.size)
+        self.zero_reference += int(np.count_nonzero(r == 0))
+        self.nonfinite += int(np.count_nonzero(~np.isfinite(s)))
+        self.nullified += int(np.count_nonzero((s == 0) & (r != 0)))
+        self.bits += _histogram(xor[where])
+        where += start
+        if self.first < 0:
+            self.first = int(where[0])
+        places = [_ends(axis) for axis in (*_places(where, self.shape), *np.divmod(where, self._columns))]
+        low, high = np.array(places).T
+        self._low = low if self._low is None else np.minimum(self._low, low)
+        self._high = high if self._high is None else np.maximum(self._high, high)
+
+    def difference(self) -> Difference | None:
+        """Of all that was added; None if all bits were equal.
+
+        Raises:
+            ValueError: the tensor is not complete.
+        """
+        elements = int(np.prod(self.shape, dtype=np.int64))
+        if self.seen != elements:
+            raise ValueError(f"{self.seen} of {elements} elements were compared")
+        if self._low is None or self._high is None:
+            return None
+        box = [[int(low), int(high)] for low, high in zip(self._low, self._high, strict=True)]
+        return Difference(
+            elements=elements,
+            mismatched=self.mismatched,
+            severity_mean=self._mean if self._severities else None,
+            severity_median=self._median(),
+            severity_max=self._top if self._severities else None,
+            zero_reference=self.zero_reference,
+            nonfinite=self.nonfinite,
+            nullified=self.nullified,
+            bits=[int(n) for n in self.bits],
+            first_index=self.first,
+            extent=_extent(self.mismatched, box[-2], box[-1], elements // self._columns, self._columns),
+            box=box[:-2],
+        )
+
+    @property
+    def _columns(self) -> int:
+        return self.shape[-1] if self.shape else 1
+
+    def _severity(self, severity: npt.NDArray[np.float64]) -> None:
+        if not severity.size:
+            return
+        top = float(severity.max())
         # scaled, so that sums of severities near the largest fp64 do not overflow
-        mean, median = (float(f(severity / top) * top) if severity.size else None for f in (np.mean, np.median))
-    return Difference(
-        elements=suspect.size,
-        mismatched=int(where.size),
-        severity_mean=mean,
-        severity_median=median,
-        severity_max=top if severity.size else None,
-        zero_reference=int(np.count_nonzero(r == 0)),
-        nonfinite=int(np.count_nonzero(~np.isfinite(s))),
-        nullified=int(np.count_nonzero((s == 0) & (r != 0))),
-        bits=_histogram(xor[where]),
-        first_index=int(where[0]),
-        extent=extent(where, suspect.shape),
-        box=[[int(axis.min()), int(axis.max())] for axis in _places(where, suspect.shape)],
-    )
+        mean = float(np.mean(severity / top) * top)
+        self._severities += severity.size
+        self._mean += (mean - self._mean) * (severity.size / self._severities)
+        self._top = max(self._top, top)
+        if self._kept is not None:
+            self._kept.append(severity)
+            if self._severities <= EXACT_MEDIAN:
+                return
+            severity = np.concatenate(self._kept)
+            self._kept = None
+        bins, counts = np.unique(np.floor(np.log2(severity) * _BINS).astype(np.int64), return_counts=True)
+        for place, count in zip(bins.tolist(), counts.tolist(), strict=True):
+            self._bins[place] = self._bins.get(place, 0) + count
+
+    def _median(self) -> float | None:
+        if not self._severities:
+            return None
+        if self._kept is not None:
+            severity = np.concatenate(self._kept)
+            return float(np.median(severity / self._top) * self._top)
+        left = self._severities // 2
+        for place in sorted(self._bins):
+            left -= self._bins[place]
+            if left < 0:
+                return float(2.0 ** ((place + 0.5) / _BINS))
+        return None
 
 
 def extent(where: npt.NDArray[np.intp], shape: tuple[int, ...]) -> Extent:
@@ -100,13 +194,17 @@ def extent(where: npt.NDArray[np.intp], shape: tuple[int, ...]) -> Extent:
     4. ``tile``: at least half of the bounding box mismatches.
     5. ``scattered``.
     """
-    if where.size == 1:
+    columns = shape[-1] if shape else 1
+    row, column = (_ends(axis) for axis in np.divmod(where, columns))
+    return _extent(int(where.size), list(row), list(column), int(np.prod(shape[:-1], dtype=np.int64)), columns)
+
+
+def _extent(found: int, row: list[int], column: list[int], rows: int, columns: int) -> Extent:
+    """As ``extent``, from the number of mismatches and the first and last row and column with any."""
+    if found == 1:
         return Extent.ELEMENT
-    columns = shape[-1]
-    rows = int(np.prod(shape[:-1], dtype=np.int64))
-    row, column = np.divmod(where, columns)
-    height, width = int(np.ptp(row)) + 1, int(np.ptp(column)) + 1
-    dense = where.size >= DENSE * height * width
+    height, width = row[1] - row[0] + 1, column[1] - column[0] + 1
+    dense = found >= DENSE * height * width
     if dense and (height, width) == (rows, columns):
         return Extent.WHOLE
     if height == 1 and rows > 1:
@@ -116,16 +214,21 @@ def extent(where: npt.NDArray[np.intp], shape: tuple[int, ...]) -> Extent:
     return Extent.TILE if dense else Extent.SCATTERED
 
 
+def _ends(axis: npt.NDArray[Any]) -> tuple[int, int]:
+    return int(axis.min()), int(axis.max())
+
+
 def _bits(x: np.ndarray) -> npt.NDArray[Any]:
     """The bit patterns, flat, as unsigned integers."""
     return np.ascontiguousarray(x).reshape(-1).view(f"u{x.dtype.itemsize}")
 
 
-def _histogram(xor: npt.NDArray[Any]) -> list[int]:
+def _histogram(xor: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """How often each bit is set, least significant first."""
     width = xor.dtype.itemsize
     octets = np.ascontiguousarray(xor.astype(xor.dtype.newbyteorder("<"))).view(np.uint8).reshape(-1, width)
-    return [int(n) for n in np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)]
+    counts: npt.NDArray[np.int64] = np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)
+    return counts
 
 
 def _places(where: npt.NDArray[np.intp], shape: tuple[int, ...]) -> tuple[npt.NDArray[np.intp], ...]:

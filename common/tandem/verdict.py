@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from tandem.bounds import CONFIDENCE, zero_bound
 from tandem.records import AttemptRow, ClosingRecord, ControlRecord, MismatchRecord, RunRecords, StepRecord
-from tandem.vocabulary import REGULAR_ENDS, Cause, ControlName, ReplayClass, Role, Verdict
+from tandem.vocabulary import REGULAR_ENDS, Cause, ControlName, ReplayClass, Role, Verdict, Workload
 
 REQUIRED_PARITY = (
     "tandem", "image", "python", "jax", "jaxlib", "platform", "device_kind", "device_count", "driver", "cpu",
@@ -24,11 +24,17 @@ REQUIRED_PARITY = (
 """Parity fields that every conclusive attempt has compared, besides ``program.<name>`` of every executable that the
 field ``programs`` lists."""
 
-REQUIRED_PROGRAMS = (
-    "embed.fwd", "attn.fwd", "ffn.fwd", "head.fwd", "head.reduce", "reduce", "head.bwd", "ffn.bwd", "attn.bwd",
-    "embed.bwd", "dw.reduce", "grad_norm", "embed.update", "attn.update", "ffn.update", "head.update",
-)  # fmt: skip
-"""Executables of the submodule workload, each of which must be in parity and in both self-replays."""
+_REDUCTIONS = ("head.reduce", "reduce", "dw.reduce", "grad_norm")
+REQUIRED_PROGRAMS: dict[str, tuple[str, ...]] = {
+    Workload.SUBMODULE: (
+        "embed.fwd", "attn.fwd", "ffn.fwd", "head.fwd", "head.bwd", "ffn.bwd", "attn.bwd", "embed.bwd",
+        "embed.update", "attn.update", "ffn.update", "head.update", *_REDUCTIONS,
+    ),
+    Workload.GRADIENT: ("step", *_REDUCTIONS),
+    Workload.TRAINING: ("step", *_REDUCTIONS),
+    Workload.FINETUNE: ("step", "score", *_REDUCTIONS),
+}  # fmt: skip
+"""Executables of a workload, each of which must be in parity and in both self-replays."""
 
 LEAST_REPEATS = 2
 """Self-replays below which nothing was repeated."""
@@ -68,7 +74,11 @@ def decide(records: RunRecords) -> Decision:
     if not attempts:
         return _inconclusive("no_attempt", "no attempt was ever started")
     spec = records.run.spec
-    reasons = [why_inconclusive(a, int(spec.get("tp", 1)), int(spec.get("self_replays", 8))) for a in attempts]
+    programs = REQUIRED_PROGRAMS.get(records.run.workload)
+    if programs is None:
+        return _inconclusive("workload", f"this version does not know the workload {records.run.workload}")
+    tp, repeats = int(spec.get("tp", 1)), int(spec.get("self_replays", 8))
+    reasons = [why_inconclusive(a, tp, repeats, programs) for a in attempts]
     suspected = any(_reference_differs(a) for a in attempts)
     found = [a for a in attempts if a.mismatches or _suspect_differs(a)]
     conclusive = [a for a, reason in zip(attempts, reasons, strict=True) if reason is None]
@@ -86,21 +96,23 @@ def decide(records: RunRecords) -> Decision:
     return Decision(decision.verdict, decision.reason, decision.sentence, reference_suspected=suspected)
 
 
-def why_inconclusive(attempt: _Attempt, tp: int, self_replays: int) -> tuple[str, str] | None:
+def why_inconclusive(
+    attempt: _Attempt, tp: int, self_replays: int, programs: tuple[str, ...]
+) -> tuple[str, str] | None:
     """The first thing that keeps an attempt from speaking, as (stable name, sentence); None if it may speak."""
     checks = (
         _ended_early(attempt),
-        _parity(attempt),
+        _parity(attempt, programs),
         _images(attempt),
         _node(attempt),
         _reduction(attempt),
-        _self_replay(attempt, ControlName.SELF_REPLAY_START, self_replays),
+        _self_replay(attempt, ControlName.SELF_REPLAY_START, self_replays, programs),
         _positive(attempt, ControlName.POSITIVE_START, tp),
         _replays(attempt),
         _transport(attempt),
         _received(attempt),
         _positive(attempt, ControlName.POSITIVE_END, tp),
-        _self_replay(attempt, ControlName.SELF_REPLAY_END, self_replays),
+        _self_replay(attempt, ControlName.SELF_REPLAY_END, self_replays, programs),
         _closing(attempt),
         _coverage(attempt),
     )
@@ -198,10 +210,10 @@ def _ended_early(a: _Attempt) -> tuple[str, str] | None:
     return None
 
 
-def _parity(a: _Attempt) -> tuple[str, str] | None:
+def _parity(a: _Attempt, programs: tuple[str, ...]) -> tuple[str, str] | None:
     rows = {c.subject: c for c in a.controls if c.name is ControlName.PARITY}
     listed = parity_of(a.controls).get("programs", "").split(";")
-    required = (*REQUIRED_PARITY, *(f"program.{name}" for name in (*REQUIRED_PROGRAMS, *listed)))
+    required = (*REQUIRED_PARITY, *(f"program.{name}" for name in (*programs, *listed)))
     for field, row in rows.items():
         if not row.ok:
             return f"parity:{field}", f"the sides differ in {field}"
@@ -244,13 +256,13 @@ def _reduction(a: _Attempt) -> tuple[str, str] | None:
     return None
 
 
-def _self_replay(a: _Attempt, name: ControlName, repeats: int) -> tuple[str, str] | None:
+def _self_replay(a: _Attempt, name: ControlName, repeats: int, required: tuple[str, ...]) -> tuple[str, str] | None:
     """Recorded on both sides for every executable, often enough, and equal on the reference."""
     when = "start" if name is ControlName.SELF_REPLAY_START else "end"
     programs = {s.removeprefix("program.") for s in parity_of(a.controls) if s.startswith("program.")}
     for role in (Role.REFERENCE, Role.SUSPECT):
         rows = {c.subject: c for c in a.controls if c.name is name and c.role is role}
-        for program in sorted(programs | set(REQUIRED_PROGRAMS)):
+        for program in sorted(programs | set(required)):
             row = rows.get(program)
             if row is None:
                 return f"{name}_missing", f"the {role}'s self-replay of {program} at the {when} was never recorded"
@@ -297,7 +309,7 @@ def _transport(a: _Attempt) -> tuple[str, str] | None:
 
 
 def _received(a: _Attempt) -> tuple[str, str] | None:
-    if any(m.mismatched is None for m in a.mismatches):
+    if any(m.mismatched is None and m.cause is not Cause.DERIVED for m in a.mismatches):
         return "tensor_missing", "a tensor whose digest differed was never received"
     return None
 
@@ -393,7 +405,9 @@ def _evidence(attempts: list[_Attempt]) -> str:
     for cause, what in ((Cause.STATE, "kept inputs had changed"), (Cause.DIGEST, "digests of equal tensors differed")):
         if others := [m for m in rows if m.cause is cause]:
             parts.append(f"{len(others):,} {what}, {_ranks(others)}")
-    if unknown := sum(m.mismatched is None for m in rows):
+    if derived := sum(m.cause is Cause.DERIVED for m in rows):
+        parts.append(f"{derived:,} updated tensors differed as a consequence")
+    if unknown := sum(m.mismatched is None and m.cause is not Cause.DERIVED for m in rows):
         parts.append(f"{unknown} tensors never received")
     if selves:
         programs = sorted({c.subject for c in selves})

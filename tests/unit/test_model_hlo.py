@@ -8,7 +8,7 @@ import pytest
 
 from tandem.spec import ModelConfig, Training
 from tandem_worker.model.build import make_mesh
-from tandem_worker.model.compile import compile_program
+from tandem_worker.model.compile import compile_program, injected
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.programs import bodies, example_ops
 
@@ -75,9 +75,8 @@ def test_digest_reads_the_returned_tensor(name: str, synthetic: bool) -> None:
     plan = make_plan(model, training, 2)
     op = example_ops(plan)[name]
     inputs, outputs = ([plan.slots[s] for s in slots] for slots in (op.inputs, op.outputs))
-    program = compile_program(
-        name, bodies(plan, model, training)[name], inputs, outputs, make_mesh(2), synthetic=synthetic
-    )
+    compute = injected(name, bodies(plan, model, training)[name], outputs)
+    program = compile_program(name, compute, inputs, make_mesh(2), len(outputs) + 1 if synthetic else 0)
     check(program.compiled.as_text(), len(outputs))
 
 

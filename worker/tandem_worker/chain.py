@@ -104,11 +104,11 @@ class Program(Protocol):
     """A compiled executable of the chain.
 
     Called with the rank-major inputs (and, where the injector is compiled in, ``fault``: u32
-    ``[R, n_outputs + 1, inject.WIDTH]``, last row for the operand tap), it returns
-    ``(outputs, digests, changes)``: the outputs rank-major; digests u32 ``[R, n_outputs, 2]`` of the values
+    ``[R, n_rows, inject.WIDTH]``; per op of `Chain.fault_ops` a row for each output, then one for the operand tap), it
+    returns ``(outputs, digests, changes)``: the outputs rank-major; digests u32 ``[R, n_outputs, 2]`` of the values
     that the program stores; changes is None without the injector, else i32
-    ``[R, n_outputs + 1, 1 + inject.LOGGED]``: per output and for the tap how many elements' bits the
-    injector changed, then their first flat indices (-1: none).
+    ``[R, n_rows, 1 + inject.LOGGED]``: per row how many elements' bits the injector changed, then their first flat
+    indices (-1: none).
     """
 
     fingerprint: str
@@ -130,6 +130,14 @@ class Chain:
     """jax.sharding.Mesh with the one axis ``tp``."""
     fingerprints: Mapping[str, str]
     """Of every executable, the stand-alone digests included."""
+    submodules: Plan
+    """The chain of submodules that fault profiles name: the plan itself, or what a whole-step program is made of."""
+    inside: Mapping[str, tuple[Op, ...]] = field(default_factory=dict)
+    """Whole-step program -> ops of `submodules` that have the injector inside it, in the order of their fault rows."""
+
+    def fault_ops(self, op: Op) -> tuple[Op, ...]:
+        """The ops whose fault rows an execution of ``op`` takes, one after another: itself, or those inside it."""
+        return self.inside.get(op.program, (op,))
 
 
 Observe = Callable[[Op, Sequence[Any], Any], None]

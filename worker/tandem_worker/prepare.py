@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.faults import FaultProfile, check_profile, load_profile
 from tandem.spec import ModelConfig, RunSpec, Training, choose_preset, resolve
-from tandem.vocabulary import Role
+from tandem.vocabulary import Role, Workload
 from tandem_worker.compiled import compiled_once
 from tandem_worker.data import TokenStream, open_data
 from tandem_worker.model.plan import make_plan
@@ -37,7 +37,12 @@ class Inputs:
         self.profile: FaultProfile | None = None
         if spec.fault:
             self.profile = load_profile(spec.fault)
-            inputs = {site.number: op.input_names for op in self.plan.ops for site in op.sites}
+            kept = self.plan.persistent if spec.workload is not Workload.SUBMODULE else self.plan.slots.keys()
+            inputs = {
+                site.number: [n for n, slot in zip(op.input_names, op.inputs, strict=True) if slot in kept]
+                for op in self.plan.ops
+                for site in op.sites
+            }
             check_profile(self.profile, self.plan.sites, spec.tp, inputs)
         self.data: TokenStream = open_data(
             spec.data, spec.tokenizer, seed=spec.seed,
@@ -66,6 +71,7 @@ def prepare(
     from tandem_worker.model.build import build_chain
     from tandem_worker.model.init import place, random_parameters
     from tandem_worker.model.weights import load_parameters
+    from tandem_worker.model.whole_build import build_whole
     from tandem_worker.session.common import Prepared
 
     inputs = inputs or Inputs(spec)
@@ -75,7 +81,11 @@ def prepare(
         report(f"compiling {done}/{total}")
 
     with compiled_once(report):
-        chain = build_chain(inputs.model, inputs.training, spec.tp, profile=inputs.profile, on_program=on_program)
+        more: dict[str, Any] = {"profile": inputs.profile, "on_program": on_program}
+        if spec.workload is Workload.SUBMODULE:
+            chain = build_chain(inputs.model, inputs.training, spec.tp, **more)
+        else:
+            chain = build_whole(inputs.model, inputs.training, spec.tp, spec.workload, **more)
     machine = Machine(chain, inputs.profile if role is Role.SUSPECT else None)
     report("loading")
     if spec.weights:

@@ -241,7 +241,7 @@ def complete_run(run_id: UUID, *, rows: int = 0) -> RunRecords:
     """A run with every control that a verdict needs."""
     records = sample_run(run_id=run_id, rows=rows)
     steps = len(records.steps) - 1
-    programs = list(REQUIRED_PROGRAMS)
+    programs = list(REQUIRED_PROGRAMS[Workload.SUBMODULE])
 
     def control(name: ControlName, role: Role, step: int, subject: str, **values: Any) -> ControlRecord:
         return ControlRecord(

@@ -21,7 +21,7 @@ from msgspec import Meta
 from tandem.vocabulary import Role, SyncMode
 from tandem_worker.link.words import printable
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the frames; sides that differ refuse each other by name."""
 
 MAX_FRAME = 1 << 20
@@ -51,7 +51,7 @@ Word: TypeAlias = Annotated[str, Meta(max_length=256)]
 Text: TypeAlias = Annotated[str, Meta(max_length=4096)]
 Lanes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME // 2)]
 """Digests as little-endian u32, C order of [R, n, 2]."""
-Purpose: TypeAlias = Literal["output", "input", "control", "full"]
+Purpose: TypeAlias = Literal["output", "input", "control", "full", "piece"]
 Level: TypeAlias = Literal["output", "operand", "state"]
 Pair: TypeAlias = tuple[Small, Small]
 Pairs: TypeAlias = Annotated[list[Pair], Meta(max_length=65536)]
@@ -226,6 +226,8 @@ class Tensor(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
     shape: Annotated[list[Annotated[int, Meta(ge=0, le=2**40)]], Meta(max_length=8)]
     digest: Annotated[bytes, Meta(min_length=8, max_length=8)]
     """Digest by the sender, two little-endian u32 lanes."""
+    start: Count = 0
+    """Of a piece: flat index of its first element."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEMSIZE:
@@ -243,6 +245,15 @@ class Resend(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
     purpose: Purpose
     index: Small
     rank: Small
+
+
+class Want(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
+    """The reference asks for a part of one rank's output: a `Tensor` of purpose ``piece``, flat."""
+
+    index: Small
+    rank: Small
+    start: Count
+    count: Count
 
 
 class ReplayDigests(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -355,7 +366,7 @@ class Bye(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 
 Frame: TypeAlias = (
     Attach | Attached | Ack | Heartbeat | Refuse | Chunk | Hello | Welcome | KnownReduction | Begin | Ready | Digests
-    | Confirm | Mismatch | InputDigests | InputsUnequal | Tensor | Resend | ReplayDigests | Resume
+    | Confirm | Mismatch | InputDigests | InputsUnequal | Tensor | Resend | Want | ReplayDigests | Resume
     | Overwritten | FaultLog | StepDone | SelfReplay | PositiveControl | Stop | Finish | Close | Bye
 )  # fmt: skip
 

@@ -15,7 +15,7 @@ from tandem_worker.lockstep.machine import Execution, Machine
 from tandem_worker.lockstep.transfer import lanes_bytes
 
 REDUCTIONS = ("reduce0", "reduce", "head.reduce", "dw.reduce", "grad_norm")
-"""Programs that combine the ranks' values."""
+"""Programs that combine the ranks' values. A whole-step build has them beside the step."""
 
 START, END = 1000, 2000
 """First replay numbers of the self-replays, apart from those of a mismatch's replays."""
@@ -43,7 +43,7 @@ def self_replay(machine: Machine, step: int, repeats: int, first: int) -> list[S
         repeats: runs per executable.
         first: first replay number, so that injected transient faults are drawn anew.
     """
-    saved, results, seen = dict(machine.slots), [], set()
+    saved, results, seen = dict(machine.slots), [], set[str]()
     persistent, kinds = machine.plan.persistent, dict[TensorSpec, Any]()
     for op in machine.plan.ops:
         new = op.program not in seen
@@ -65,10 +65,15 @@ def self_replay(machine: Machine, step: int, repeats: int, first: int) -> list[S
             )
         machine.release(op)
     machine.slots = saved
+    for program in sorted(machine.chain.programs.keys() - seen):
+        op = next(op for op in machine.chain.submodules.ops if op.program == program)
+        inputs = known_inputs(machine, op, np.random.default_rng([first, len(op.inputs)]))
+        again = [partial(machine.chain.programs[program], inputs) for _ in range(repeats)]
+        results.append(_repeat(program, machine, again))
     for spec, array in kinds.items():
         program = machine.chain.digest[spec]
-        again = [lambda p=program, x=array: (None, p(x)) for _ in range(repeats)]
-        results.append(_repeat(digest_name(spec), machine, again))
+        digests = [lambda p=program, x=array: (None, p(x)) for _ in range(repeats)]
+        results.append(_repeat(digest_name(spec), machine, digests))
     return results
 
 
@@ -88,18 +93,23 @@ def known_reduction(machine: Machine, seed: int) -> bytes:
     """
     found = b""
     for program in REDUCTIONS:
-        op = next((op for op in machine.plan.ops if op.program == program), None)
+        op = next((op for op in machine.chain.submodules.ops if op.program == program), None)
         if op is None:
             continue
-        rng = np.random.default_rng([seed, len(found)])
-        inputs = []
-        for slot in op.inputs:
-            spec = machine.spec(slot)
-            values = rng.standard_normal((machine.plan.tp, *spec.shape), np.float32)
-            inputs.append(machine.put(values.astype(np.dtype(spec.dtype))))
-        outputs_digests = machine.chain.programs[program](tuple(inputs))[1]
+        inputs = known_inputs(machine, op, np.random.default_rng([seed, len(found)]))
+        outputs_digests = machine.chain.programs[program](inputs)[1]
         found += lanes_bytes(np.asarray(outputs_digests))
     return found
+
+
+def known_inputs(machine: Machine, op: Op, rng: np.random.Generator) -> tuple[Any, ...]:
+    """Seeded values, the same on both sides, for every input of a submodule."""
+    inputs = []
+    for slot in op.inputs:
+        spec = machine.chain.submodules.slots[slot]
+        values = rng.standard_normal((machine.plan.tp, *spec.shape), np.float32)
+        inputs.append(machine.put(values.astype(np.dtype(spec.dtype))))
+    return tuple(inputs)
 
 
 def control_site(plan: Plan, seed: int, step: int) -> tuple[Op, int]:
@@ -108,7 +118,7 @@ def control_site(plan: Plan, seed: int, step: int) -> tuple[Op, int]:
         (op, output)
         for op in plan.ops
         for output, site in enumerate(op.sites)
-        if site.family in ("out", "dx", "reduced") and site.shape
+        if site.family in ("out", "dx", "reduced", *(("dw",) if len(plan.ops) == 1 else ())) and site.shape
     ]
     rng = np.random.default_rng([seed, step, 0x5DC])
     return candidates[int(rng.integers(len(candidates)))]

@@ -45,6 +45,8 @@ class Execution:
 class AppliedFlip:
     """A synthetic flip in a kept buffer, reversible as long as its execution may be discarded."""
 
+    op: Op
+    """The submodule that names it in the fault log."""
     flip: StateFlip
     slot: str
     original: Any
@@ -125,8 +127,11 @@ class Machine:
     def run(self, op: Op, inputs: tuple[Any, ...], step: int, replay: int) -> tuple[tuple[Any, ...], Any, Any | None]:
         """Run an op's program on given inputs; slots are not touched."""
         program = self.chain.programs[op.program]
-        table = None if self.profile is None else rows(self.profile, step, op.sites, self.plan.tp, replay)
-        return program(inputs, table if table is not None and table.any() else None)
+        if self.profile is None:
+            return program(inputs)
+        parts = [rows(self.profile, step, part.sites, self.plan.tp, replay) for part in self.chain.fault_ops(op)]
+        table = np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]
+        return program(inputs, table if table.any() else None)
 
     def run_clean(self, op: Op, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """Outputs of an op's program without any injection; slots are not touched."""
@@ -146,16 +151,20 @@ class Machine:
         if self.profile is None or (step, op.index) in self._cured or op.program == "initial":
             return []
         applied = []
-        specs = [self.plan.slots[slot] for slot in op.inputs]
-        shapes, dtypes = [s.shape for s in specs], [s.dtype for s in specs]
-        for flip in state_flips(self.profile, step, op.sites, op.input_names, shapes, self.plan.tp, dtypes):
-            slot = op.inputs[op.input_names.index(flip.input)]
-            original = self.slots[slot]
-            value = self.shard(original, flip.rank).copy()
-            words = value.reshape(-1).view(f"u{value.dtype.itemsize}")
-            words[flip.element] ^= words.dtype.type(1 << flip.bit)
-            self.slots[slot] = self.replace(original, flip.rank, value)
-            applied.append(AppliedFlip(flip, slot, original, self.slots[slot]))
+        whole = self.plan is not self.chain.submodules
+        for part in self.chain.submodules.ops if whole else (op,):
+            # Inside a whole step only what was kept from the step before is a buffer that can be flipped.
+            kept = {n: slot for n, slot in zip(part.input_names, part.inputs, strict=True) if slot in self.slots}
+            specs = [self.plan.slots[slot] for slot in kept.values()]
+            shapes, dtypes = [s.shape for s in specs], [s.dtype for s in specs]
+            for flip in state_flips(self.profile, step, part.sites, list(kept), shapes, self.plan.tp, dtypes):
+                slot = kept[flip.input]
+                original = self.slots[slot]
+                value = self.shard(original, flip.rank).copy()
+                words = value.reshape(-1).view(f"u{value.dtype.itemsize}")
+                words[flip.element] ^= words.dtype.type(1 << flip.bit)
+                self.slots[slot] = self.replace(original, flip.rank, value)
+                applied.append(AppliedFlip(part, flip, slot, original, self.slots[slot]))
         return applied
 
     # -- going back ------------------------------------------------------------------------------

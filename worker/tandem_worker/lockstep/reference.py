@@ -13,7 +13,7 @@ import numpy as np
 
 from tandem.errors import LinkError, PairError
 from tandem.records import MismatchRecord
-from tandem.statistics import compare
+from tandem.statistics import Difference, compare
 from tandem.vocabulary import Cause, SyncMode
 from tandem_worker.chain import Op
 from tandem_worker.link import frames as f
@@ -185,38 +185,65 @@ class Reference(Side):
     def _resolve(self, execution: Execution, theirs: np.ndarray, unequal: list[tuple[int, int]]) -> None:
         """Find out why an execution differs, store it, repair the suspect, say where to go on."""
         op = execution.op
-        sites = sorted({output for output, _ in unequal})
         self._unsettled = dict.fromkeys(unequal, execution)
-        replayed = set(sites[: self._budget]) if op.replayable else set()
+        replayed = self._replayed(op, sorted({output for output, _ in unequal}))
         repeats = self.settings.replays if replayed else 0
         self._asked, self._answers = (self.step_number, op.index, self.generation), []
         self._expected_answers = 2 + TRIES * (len(unequal) + len(op.inputs) * self.plan.tp)
         self.channel.send(
-            f.Mismatch(step=self.step_number, op=op.index, generation=self.generation, wanted=unequal, repeats=repeats)
-        )
+            f.Mismatch(
+                step=self.step_number, op=op.index, generation=self.generation,
+                wanted=self._wanted(unequal), repeats=repeats,
+            )
+        )  # fmt: skip
         if op.inputs:
             differing = self._unequal_inputs(execution)
             if differing:
                 self._repair_inputs(execution, differing)
                 return
+        self._settle(execution, theirs, unequal, replayed, repeats)
+        self._budget -= len(replayed)
+        self._count(execution)
+        for output, rank in unequal:
+            if self._keeps(op, output):
+                self._overwrite(execution, "output", output, rank)
+        rollback = any(self._ran_ahead(op, output) for output, _ in unequal)
+        self._resume(execution, rerun=False, rollback=rollback)
+        self.confirm_head()
+
+    def _replayed(self, op: Op, outputs: list[int]) -> set[int]:
+        """Which of the differing outputs are replayed: the first within the step's budget."""
+        return set(outputs[: self._budget]) if op.replayable else set()
+
+    def _wanted(self, unequal: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """What the suspect sends at once."""
+        return unequal
+
+    def _keeps(self, op: Op, output: int) -> bool:
+        """Whether the suspect's differing output must be overwritten."""
+        return True
+
+    def _settle(
+        self,
+        execution: Execution,
+        theirs: np.ndarray,
+        unequal: list[tuple[int, int]],
+        replayed: set[int],
+        repeats: int,
+    ) -> None:
+        """Store what differs, once everything that says more of it is here."""
         tensors = {
             (output, rank): self._fetch(
-                execution, "output", output, rank, self._tensors.pop((op.index, output, rank), None)
+                execution, "output", output, rank, self._tensors.pop((execution.op.index, output, rank), None)
             )
             for output, rank in unequal
         }
         replays = self._replays(execution, repeats)
-        self._budget -= len(replayed)
         self._unsettled = {}
         for output, rank in unequal:
             runs = [lanes[rank, output] for lanes in replays] if output in replayed else []
-            self._write(execution, output, rank, theirs, tensors[output, rank], runs)
-        self._count(execution)
-        for output, rank in unequal:
-            self._overwrite(execution, "output", output, rank)
-        rollback = any(self._ran_ahead(op, output) for output, _ in unequal)
-        self._resume(execution, rerun=False, rollback=rollback)
-        self.confirm_head()
+            difference = compare(tensors[output, rank], self.machine.shard(execution.outputs[output], rank))
+            self._write(execution, output, rank, theirs, difference, runs)
 
     def _ran_ahead(self, op: Op, output: int) -> bool:
         """Whether the suspect may already have used this output: a reader comes before the next drain."""
@@ -284,18 +311,16 @@ class Reference(Side):
         output: int,
         rank: int,
         theirs: np.ndarray,
-        tensor: np.ndarray,
+        difference: Difference | None,
         runs: list[np.ndarray],
     ) -> None:
         assert execution.lanes is not None
-        mine = self.machine.shard(execution.outputs[output], rank)
-        difference = compare(tensor, mine)
         replay, right = classify(theirs[rank, output], execution.lanes[rank, output], runs)
         fields = difference.fields() if difference else {"mismatched": 0}
         cause = Cause.COMPUTE if difference else Cause.DIGEST
         site = execution.op.sites[output]
         fields |= {"replay": replay, "replays": len(runs), "replays_right": right}
-        self._store(execution, output, rank, cause, site.tensor, mine.size, fields)
+        self._store(execution, output, rank, cause, site.tensor, site.elements, fields)
 
     def _store(
         self,

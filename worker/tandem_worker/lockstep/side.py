@@ -36,6 +36,8 @@ class Settings:
     self_replays: int
     seed: int
     row_cap: int
+    exchange_bytes: int = 64 << 20
+    """Most bytes of a differing tensor under way at once."""
 
 
 class Side:

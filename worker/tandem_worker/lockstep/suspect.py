@@ -17,7 +17,7 @@ from tandem_worker.link import frames as f
 from tandem_worker.link.state import Activity
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.side import Side
-from tandem_worker.lockstep.transfer import lanes_bytes, send_outputs, send_tensor
+from tandem_worker.lockstep.transfer import lanes_bytes, send_outputs, send_piece, send_tensor
 from tandem_worker.lockstep.window import Window
 
 
@@ -102,37 +102,38 @@ class Suspect(Side):
 
     def _log_faults(self, execution: Execution) -> None:
         """Ground truth of the surviving execution only."""
-        outputs = len(execution.op.outputs)
-        if execution.changed is not None:
-            for rank, index in np.argwhere(execution.changed[:, :, 0] > 0).tolist():
-                row = execution.changed[rank, index]
+        at = 0
+        for op in self.machine.chain.fault_ops(execution.op) if execution.changed is not None else ():
+            outputs = len(op.sites)
+            assert execution.changed is not None
+            changed = execution.changed[:, at : at + outputs + 1]
+            at += outputs + 1
+            for rank, index in np.argwhere(changed[:, :, 0] > 0).tolist():
+                row = changed[rank, index]
                 level: f.Level = "operand" if index == outputs else "output"
                 elements = [int(i) for i in row[1:] if i >= 0]
-                self._fault(
-                    execution, min(index, outputs - 1) if level == "output" else 0, rank, level, row[0], elements
-                )
+                self._fault(op, index if level == "output" else 0, rank, level, row[0], elements)
         self._log_flips(execution)
 
     def _log_flips(self, execution: Execution) -> None:
-        by_rank: dict[int, set[tuple[str, int]]] = {}
+        places: dict[tuple[int, int], set[tuple[str, int]]] = {}
+        ops = {flip.op.index: flip.op for flip in execution.flips}
         for flip in execution.flips:
-            by_rank.setdefault(flip.flip.rank, set()).add((flip.slot, flip.flip.element))
-        for rank, changed in by_rank.items():
-            self._fault(execution, 0, rank, "state", len(changed), sorted(element for _, element in changed)[:LOGGED])
+            places.setdefault((flip.op.index, flip.flip.rank), set()).add((flip.slot, flip.flip.element))
+        for (index, rank), changed in places.items():
+            elements = sorted(element for _, element in changed)[:LOGGED]
+            self._fault(ops[index], 0, rank, "state", len(changed), elements)
 
-    def _fault(
-        self, execution: Execution, output: int, rank: int, level: f.Level, changed: Any, elements: list[int]
-    ) -> None:
+    def _fault(self, op: Op, output: int, rank: int, level: f.Level, changed: Any, elements: list[int]) -> None:
         """Note what was changed at one place; what was changed there before, in a discarded run, is added."""
-        place = (execution.op.index, output, rank, level)
+        place = (op.index, output, rank, level)
         before = next((e for e in self.faults if (e.op, e.output, e.rank, e.level) == place), None)
         if before is not None:
             self.faults.remove(before)
             elements = sorted({*before.elements, *elements})[:LOGGED]
             changed = before.changed + int(changed)
-        op = execution.op.index
         self.faults.append(
-            f.FaultEntry(op=op, output=output, rank=rank, level=level, changed=int(changed), elements=elements)
+            f.FaultEntry(op=op.index, output=output, rank=rank, level=level, changed=int(changed), elements=elements)
         )
 
     def _take_mismatch(self) -> f.Mismatch | None:
@@ -162,7 +163,7 @@ class Suspect(Side):
             self.channel.send(f.ReplayDigests(step=asked.step, op=asked.op, generation=asked.generation, lanes=replays))
         while True:
             frame, payload = self.expect_any(
-                f.InputsUnequal, f.Resend, f.Tensor, f.Resume,
+                f.InputsUnequal, f.Resend, f.Want, f.Tensor, f.Resume,
                 matches=lambda x: (x.step, x.op, x.generation) == (asked.step, asked.op, asked.generation),
             )  # fmt: skip
             match frame:
@@ -171,6 +172,8 @@ class Suspect(Side):
                         send_tensor(self, execution, "input", index, rank)
                 case f.Resend(purpose=purpose, index=index, rank=rank):
                     send_tensor(self, execution, purpose, index, rank)
+                case f.Want():
+                    send_piece(self, execution, frame)
                 case f.Tensor(purpose=purpose, index=index, rank=rank) if payload is not None:
                     overwrite = self.machine.overwrite_input if purpose == "input" else self.machine.overwrite_output
                     lanes = overwrite(execution, index, rank, payload)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
+
 import numpy as np
 
 from tandem_worker.link import frames as f
@@ -41,8 +44,30 @@ def send_outputs(side: Side, execution: Execution) -> None:
             send_tensor(side, execution, "full", output, rank, lanes)
 
 
+def send_piece(side: Side, execution: Execution, wanted: f.Want) -> None:
+    """Send a part of one rank's output."""
+    flat = side.machine.shard(execution.outputs[wanted.index], wanted.rank).reshape(-1)
+    value = flat[wanted.start : wanted.start + wanted.count]
+    digest = piece_digest(value)
+    send_value(side, execution, "piece", wanted.index, wanted.rank, value, digest, wanted.start)
+
+
+def piece_digest(value: np.ndarray) -> bytes:
+    """Of a part of a tensor on the host: CRC-32 of its bytes, and how many these are. For the transport alone; what is
+    equal is decided by the tensor's own digest.
+    """
+    return struct.pack("<II", zlib.crc32(pack(value)), value.nbytes & 0xFFFFFFFF)
+
+
 def send_value(
-    side: Side, execution: Execution, purpose: f.Purpose, index: int, rank: int, value: np.ndarray, digest: bytes
+    side: Side,
+    execution: Execution,
+    purpose: f.Purpose,
+    index: int,
+    rank: int,
+    value: np.ndarray,
+    digest: bytes,
+    start: int = 0,
 ) -> None:
     """Send a tensor as it is, with the digest that it claims."""
     frame = f.Tensor(
@@ -55,5 +80,6 @@ def send_value(
         dtype=str(value.dtype),
         shape=list(value.shape),
         digest=digest,
+        start=start,
     )
     side.channel.send(frame, pack(value))

@@ -15,7 +15,7 @@ from tandem.errors import SetupError
 from tandem.faults import FaultProfile, can_act
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem_worker.chain import Chain, Plan, TensorSpec, digest_name
-from tandem_worker.model.compile import CPU_IN_FLIGHT, InFlight, compile_digest, compile_program, fingerprint
+from tandem_worker.model.compile import CPU_IN_FLIGHT, InFlight, compile_digest, compile_program, fingerprint, injected
 from tandem_worker.model.forward import AXIS
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.programs import bodies, example_ops
@@ -71,21 +71,22 @@ def build_chain(
     examples = example_ops(plan)
     report = on_program or (lambda *_: None)
     in_flight = InFlight(CPU_IN_FLIGHT) if mesh.devices.flat[0].platform == "cpu" else None
-    injected = {op.program for op in plan.ops if profile is not None and can_act(profile, op.sites)}
+    faulty = {op.program for op in plan.ops if profile is not None and can_act(profile, op.sites)}
     jobs: dict[Any, Callable[[], Any]] = {}
     for name, body in found.items():
         inputs, outputs = (_specs(plan, slots) for slots in (examples[name].inputs, examples[name].outputs))
-        jobs[name] = partial(compile_program, name, body, inputs, outputs, mesh, name in injected, in_flight)
+        rows = len(outputs) + 1 if name in faulty else 0
+        jobs[name] = partial(compile_program, name, injected(name, body, outputs), inputs, mesh, rows, in_flight)
     jobs |= {spec: partial(compile_digest, spec, mesh) for spec in specs}
-    built = _compile_all(jobs, report)
+    built = compile_all(jobs, report)
     programs = {name: built[name] for name in found}
     digests = {spec: built[spec] for spec in specs}
     fingerprints = {name: program.fingerprint for name, program in programs.items()}
     fingerprints |= {digest_name(spec): fingerprint(program) for spec, program in digests.items()}
-    return Chain(plan, programs, profile is not None, digests, mesh, fingerprints)
+    return Chain(plan, programs, profile is not None, digests, mesh, fingerprints, plan)
 
 
-def _compile_all(jobs: Mapping[Any, Callable[[], Any]], report: Progress) -> dict[Any, Any]:
+def compile_all(jobs: Mapping[Any, Callable[[], Any]], report: Progress) -> dict[Any, Any]:
     """Compile side by side: XLA's compiler leaves the interpreter's lock alone. One job at a time per core."""
     built: dict[Any, Any] = {}
     report("", 0, len(jobs))

@@ -63,16 +63,16 @@ class CompiledProgram:
     __slots__ = ("_compiled", "_faults", "_in_flight", "_quiet", "fingerprint", "name", "synthetic")
 
     def __init__(
-        self, name: str, compiled: Any, outputs: int, mesh: Mesh, synthetic: bool, in_flight: InFlight | None = None
+        self, name: str, compiled: Any, fault_rows: int, mesh: Mesh, in_flight: InFlight | None = None
     ) -> None:
         self.name = name
         self._in_flight = in_flight
-        self.synthetic = synthetic
+        self.synthetic = fault_rows > 0
         self.fingerprint = fingerprint(compiled)
         self._compiled = compiled
         self._faults = NamedSharding(mesh, _SHARDED)
-        quiet = np.zeros((mesh.size, outputs + 1, inject.WIDTH), np.uint32)
-        self._quiet = jax.device_put(quiet, self._faults) if synthetic else None
+        quiet = np.zeros((mesh.size, fault_rows, inject.WIDTH), np.uint32)
+        self._quiet = jax.device_put(quiet, self._faults) if self.synthetic else None
 
     @property
     def compiled(self) -> Any:
@@ -95,33 +95,19 @@ class CompiledProgram:
         return outputs, digests, changes
 
 
-def compile_program(
-    name: str,
-    body: Body,
-    inputs: Sequence[TensorSpec],
-    outputs: Sequence[TensorSpec],
-    mesh: Mesh,
-    synthetic: bool,
-    in_flight: InFlight | None = None,
-) -> CompiledProgram:
-    """Compile one program for the mesh.
+Compute = Callable[[list[Array], Array | None], tuple[list[Array], Array | None]]
+"""What one rank computes: its inputs and the injector's rows u32 ``[rows, inject.WIDTH]`` (None in a real build) to its
+outputs in their stored dtypes and, where there are rows, what the injector changed, i32 ``[rows, 1 + LOGGED]``."""
 
-    Args:
-        name: program key, which also names the module in profiles.
-        body: what one rank computes.
-        inputs: one rank's inputs.
-        outputs: one rank's outputs; the body's results are cast to these dtypes.
-        mesh: the ranks.
-        synthetic: whether the injector is compiled in.
-        in_flight: bound on queued executions, shared by the chain's programs; None: no bound.
+
+def injected(name: str, body: Body, outputs: Sequence[TensorSpec]) -> Compute:
+    """One submodule: its body, results cast to the stored dtypes, and the injector (a row per output, one for the tap).
 
     Raises:
-        ValueError: the body's outputs do not have the planned shapes (a defect of the model code).
+        ValueError: when traced, if the body's outputs do not have the planned shapes (a defect of the model code).
     """
 
-    def ranked(*args: Array) -> tuple[Any, ...]:
-        local = [arg[0] for arg in args]
-        rows = local.pop() if synthetic else None
+    def compute(local: list[Array], rows: Array | None) -> tuple[list[Array], Array | None]:
         tapped: list[Array] = []
 
         def tap(x: Array) -> Array:
@@ -134,18 +120,51 @@ def compile_program(
         values = [v.astype(spec.dtype) for v, spec in zip(body(local, tap), outputs, strict=True)]
         if [v.shape for v in values] != [spec.shape for spec in outputs]:
             raise ValueError(f"program {name} computes shapes {[v.shape for v in values]}, planned {outputs}")
-        if rows is not None:
-            values, logs = inject.apply_all(values, rows[: len(outputs)])
-            changes = jnp.concatenate((logs, tapped[0][None] if tapped else _untouched()))
-        stored, digests = _store_and_digest(tuple(values), conditional=mesh.devices.flat[0].platform == "cpu")
-        result = (stored, digests[None])
-        return result if rows is None else (*result, changes[None])
+        if rows is None:
+            return values, None
+        values, logs = inject.apply_all(values, rows[: len(outputs)])
+        return values, jnp.concatenate((logs, tapped[0][None] if tapped else _untouched()))
+
+    return compute
+
+
+def compile_program(
+    name: str,
+    compute: Compute,
+    inputs: Sequence[TensorSpec],
+    mesh: Mesh,
+    fault_rows: int,
+    in_flight: InFlight | None = None,
+    *,
+    digests: bool = True,
+) -> CompiledProgram:
+    """Compile one program for the mesh.
+
+    Args:
+        name: program key, which also names the module in profiles.
+        compute: what one rank computes.
+        inputs: one rank's inputs.
+        mesh: the ranks.
+        fault_rows: the injector's rows; 0: a real build, without the injector.
+        in_flight: bound on queued executions, shared by the chain's programs; None: no bound.
+        digests: False for the benchmark's undisturbed step only: digests are zero.
+    """
+
+    def ranked(*args: Array) -> tuple[Any, ...]:
+        local = [arg[0] for arg in args]
+        rows = local.pop() if fault_rows else None
+        values, changes = compute(local, rows)
+        if digests:
+            stored, lanes = _store_and_digest(tuple(values), conditional=mesh.devices.flat[0].platform == "cpu")
+        else:
+            stored, lanes = tuple(v[None] for v in values), jnp.zeros((len(values), 2), jnp.uint32)
+        return (stored, lanes[None]) if changes is None else (stored, lanes[None], changes[None])
 
     arguments = [rank_major(spec, mesh) for spec in inputs]
-    if synthetic:
-        arguments.append(rank_major(TensorSpec((len(outputs) + 1, inject.WIDTH), "uint32"), mesh))
+    if fault_rows:
+        arguments.append(rank_major(TensorSpec((fault_rows, inject.WIDTH), "uint32"), mesh))
     compiled = _compile(name, ranked, arguments, mesh)
-    return CompiledProgram(name, compiled, len(outputs), mesh, synthetic, in_flight)
+    return CompiledProgram(name, compiled, fault_rows, mesh, in_flight)
 
 
 def compile_digest(spec: TensorSpec, mesh: Mesh) -> Any:

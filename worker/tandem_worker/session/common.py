@@ -16,8 +16,7 @@ from tandem_worker.lockstep.inbox import Inbox
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.lockstep.side import Settings, Side
 from tandem_worker.model.init import step_inputs
-
-LOSS, GRAD_NORM = "fwd.head.reduced.loss", "update.optimizer.grad_norm"
+from tandem_worker.model.whole import GRAD_NORM, LOSS
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,7 @@ class Prepared:
         return Settings(
             window=spec.window, replays=spec.replays, replay_budget=spec.replay_budget,
             self_replays=spec.self_replays, seed=spec.seed, row_cap=spec.row_cap,
+            exchange_bytes=spec.exchange_mib << 20,
         )  # fmt: skip
 
 

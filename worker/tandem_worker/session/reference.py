@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from tandem.errors import LinkError, ParityError
 from tandem.records import FaultRecord, StepRecord
 from tandem.vocabulary import ControlName, Role, SyncMode
 from tandem_worker import parity
+from tandem_worker.chain import Op
 from tandem_worker.link import frames as f
 from tandem_worker.link.channel import Channel
 from tandem_worker.link.state import Progress
@@ -22,7 +23,9 @@ from tandem_worker.lockstep.inbox import Inbox
 from tandem_worker.lockstep.ledger import Ledger
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.reference import Reference
-from tandem_worker.session.common import GRAD_NORM, LOSS, Prepared, Session
+from tandem_worker.lockstep.whole import WholeReference
+from tandem_worker.model.whole import GRAD_NORM, LOSS
+from tandem_worker.session.common import Prepared, Session
 
 REFUSAL_S = 5.0
 """How long the reason of a refusal may take to arrive."""
@@ -49,9 +52,8 @@ class ReferenceSession(Session):
         super().__init__(prepared, channel, inbox, progress)
         self.ledger, self.hooks = ledger, hooks
         self.started: float | None = None
-        self.side = self.reference = Reference(
-            self.machine, channel, inbox, progress, prepared.settings, time.monotonic
-        )
+        engine = Reference if self.machine.chain.submodules is self.plan else WholeReference
+        self.side = self.reference = engine(self.machine, channel, inbox, progress, prepared.settings, time.monotonic)
         self.reference.ledger = ledger
         self.devices: list[str] = []
         """Names of the suspect's devices, as it says."""
@@ -239,13 +241,17 @@ class ReferenceSession(Session):
                 return frame, entries
             entries += frame.entries
             # Per program an entry per output, one of its operand, one of its kept inputs.
-            most = self.plan.tp * sum(len(op.sites) + 2 for op in self.ops(step))
+            most = self.plan.tp * sum(len(op.sites) + 2 for op in self._fault_ops(step))
             places = {(e.op, e.output, e.rank, e.level) for e in entries}
             if not self.machine.chain.synthetic or len(entries) > most or len(places) < len(entries):
                 raise LinkError("protocol", "the suspect's fault log is not one of this step")
 
+    def _fault_ops(self, step: int) -> Sequence[Op]:
+        """What a fault log's numbers mean: in a whole-step workload the submodules inside the step."""
+        return self.machine.chain.submodules.ops if step else self.plan.initial
+
     def _store_fault(self, step: int, entry: f.FaultEntry) -> None:
-        ops = self.ops(step)
+        ops = self._fault_ops(step)
         if entry.op >= len(ops) or entry.output >= len(ops[entry.op].sites) or entry.rank >= self.plan.tp:
             raise LinkError("protocol", "the suspect's fault log names a site that does not exist")
         if entry.level == "output" and entry.changed > ops[entry.op].sites[entry.output].elements:

@@ -13,7 +13,8 @@ from tandem_worker.lockstep import controls
 from tandem_worker.lockstep.inbox import Inbox
 from tandem_worker.lockstep.suspect import Suspect
 from tandem_worker.lockstep.transfer import send_value
-from tandem_worker.session.common import GRAD_NORM, LOSS, Prepared, Session
+from tandem_worker.model.whole import GRAD_NORM, LOSS
+from tandem_worker.session.common import Prepared, Session
 
 FAULTS_PER_FRAME = 2000
 """Entries of one FaultLog frame: stays far below the largest frame."""
