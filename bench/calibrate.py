@@ -1,17 +1,17 @@
-"""``python -m bench.calibrate PROFILE ...``: what fault profiles give on a preset, and the knobs that were fitted with it.
+"""``python -m bench.calibrate PROFILE ...``: what fault profiles give on a preset; with it their values were fitted.
 
-For each profile: the mismatch frequency of the per-rank partials by site class with the number of independent fault events
-(`frequencies`), and the noise-to-signal ratio of whole steps (`noise`), beside the published values. The programs, the
-injector and the comparison are those of a pair; there is one process and no link, since what a pair guarantees - that each
-program's inputs are equal on both sides - is made by construction:
+For each profile: the mismatch frequency of the per-rank partials by site class with the number of independent fault
+events (`frequencies`), and the noise-to-signal ratio of whole steps (`noise`), beside the published values. Programs,
+injector and comparison are those of a pair; there is one process and no link, since what a pair guarantees, that each
+program's inputs are equal on both sides, is so by construction:
 
 - *frequencies*: the programs of a class get kept inputs of a training state, with and without the faults of each step.
   Steps in which nothing is on are counted without running them.
 - *noise*: each step runs twice from the same parameters, once with the faults and nothing synchronised inside the step,
   and the gradients are compared; the clean parameters go on (parameter synchronisation).
 
-``--set 2.factor=6`` tries another value of a field of the second fault: so the values that the shipped profiles call
-fitted were found, by hand, one knob for each published value.
+``--set 2.factor=6`` tries another value of a field of the second fault. So the values that the shipped profiles call
+fitted were found, by hand: a rate for each published frequency, a factor for each published WCNTS.
 """
 
 from __future__ import annotations
@@ -199,7 +199,8 @@ def _one(bed: Bed, profile: FaultProfile, steps: int, noise_steps: int) -> None:
         print(f"  {'/'.join(column)}: {m.line()}; {known}", flush=True)
     if noise_steps:
         ratios = noise(bed, profile, noise_steps)
-        known = "not published" if node is None or node.wcnts is None else f"published {node.wcnts}"
+        wcnts = published.WCNTS.get(profile.name.replace("-", " "))
+        known = "not published" if wcnts is None else f"published {wcnts}"
         above = sum(r > 0 for r in ratios)
         top = ", ".join(f"{r:.4f}" for r in sorted(ratios, reverse=True)[:6])
         print(f"  WCNTS {max(ratios):.4f} over {noise_steps} steps ({above} noisy; largest {top}); {known}", flush=True)

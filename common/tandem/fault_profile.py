@@ -6,6 +6,8 @@ A profile is a TOML file: ``name``, ``description``, ``seed`` and a list of ``[[
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 import tomllib
@@ -308,6 +310,11 @@ class FaultProfile(_Model):
     _read: _Read = PrivateAttr(default_factory=_Read)
     _acting: dict[int, tuple[int, ...]] = PrivateAttr(default_factory=dict)
     _bursts: dict[tuple[int, int], tuple[int, bool]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that it says; parity holds it."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
     def where(self, fault: int | None = None) -> str:
         """What an error calls the profile, or its fault of that number (from 1): by file and line where known."""

@@ -33,10 +33,11 @@ class PublishedNode:
 
 
 def _node(name: str, values: tuple[float | None, float | None, float | None, float | None]) -> PublishedNode:
-    return PublishedNode(name, dict(zip(COLUMNS, values, strict=True)), _WCNTS.get(name))
+    return PublishedNode(name, dict(zip(COLUMNS, values, strict=True)), WCNTS.get(name))
 
 
-_WCNTS = {"node 1": 0.037, "node 4": 0.019, "node 11": 0.051}
+WCNTS = {"node 1": 0.037, "node 4": 0.019, "node 11": 0.051}
+"""RQ2, of every node of which it was published."""
 
 NODES: tuple[PublishedNode, ...] = (
     _node("node 1", (1.55e-5, 5.06e-7, 1.56e-4, 2.81e-6)),

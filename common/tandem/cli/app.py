@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import candidates, controller, db, demo, doctor, export, pair, report, run, runs, show
+from tandem.cli import candidates, controller, db, demo, doctor, export, pair, paper, report, run, runs, show
 from tandem.errors import TandemError
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_USAGE
 
@@ -61,6 +61,7 @@ app.command("runs")(runs.runs)
 app.command("show")(show.show)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.command("paper")(paper.paper)
 app.command("doctor")(doctor.doctor)
 app.command("pair")(pair.pair)
 app.command("watch")(pair.watch)
