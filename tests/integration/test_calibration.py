@@ -1,7 +1,7 @@
 """The profiles of the paper's nodes give what was published, measured and not eyeballed.
 
 Frequencies of all cells come from `bench.calibrate`: the very programs, injector and bits of a pair on preset tiny, fed
-with kept inputs, 1,500 steps (node 1: 6,000, since 5e-7 is rare), at least 100 independent fault events a cell. A real
+with kept inputs, 1,500 steps (node 1: 6,600, since 5e-7 is rare), at least 100 independent fault events a cell. A real
 pair over the link then counts the same elements, step by step, and a real gradient run the same noise.
 """
 
@@ -24,7 +24,7 @@ from tandem.spec import RunSpec
 from tandem.vocabulary import Phase, Workload
 
 pytestmark = pytest.mark.slow
-STEPS = {"node-1": 6000, "node-10": 1500, "node-11": 1500}
+STEPS = {"node-1": 6600, "node-10": 1500, "node-11": 1500}
 NOISE_STEPS = 200
 """As `tandem paper` runs: the largest ratio of a run grows with its length."""
 SETTINGS: dict[str, Any] = {"self_replays": 2, "replays": 1, "replay_budget": 0}
