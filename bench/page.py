@@ -27,7 +27,7 @@ _NOTES = """
 - **sync, delay**: a pair of worker processes on one machine, so both share its cores; `none` is the same pair with
   the same programs, which compares nothing. Durations are the reference's, from the step's first frame to the
   suspect's last. All programs digest their outputs, in `none` too: what the digests themselves cost is in `chain`.
-- **corrupt**: the fault profile `node-11` flips bits in the outputs of attention and feed-forward, forward and
+- **corrupt**: the fault profile `steady` flips bits in the outputs of attention and feed-forward, forward and
   backward, as often as on the paper's worst node and in every step; each step replays its first mismatching sites,
   as in any run.
 - **chain**: one step as the chain of programs, which always digest what they return, and as one jitted program with

@@ -11,7 +11,7 @@ from bench.stats import quantile, ratios
 
 DELAY_S = 0.002
 MODES = ("none", "optimistic", "digest", "full")
-PROFILE = "node-11"
+PROFILE = "steady"
 
 
 def clean(options: Options) -> list[Row]:

@@ -6,24 +6,39 @@ A profile is a TOML file: ``name``, ``description``, ``seed`` and a list of ``[[
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
+import re
 import tomllib
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    model_validator,
+)
 
 from tandem.errors import SpecError
 from tandem.sites import Site
-from tandem.spec import validate
 from tandem.vocabulary import Module, Phase
 
 BitName = Literal["uniform", "exponent", "mantissa", "sign"]
+Origin = Literal["published", "fitted", "ours"]
+"""Where a value comes from: the paper or later work, a fit to what they say, or a choice of this project."""
+SELECTORS = frozenset({"phase", "module", "tensor", "layers", "ranks"})
 
 MAX_ELEMENTS = 64
 """Largest ``elements`` of a fault."""
@@ -105,9 +120,16 @@ def _tensor(value: Any) -> str:
     return value
 
 
+def _power_of_two(value: int) -> int:
+    if value & (value - 1):
+        raise ValueError(f"{value} is no power of two, as the rows and columns of a tile are")
+    return value
+
+
 _Layer = Annotated[int, Field(ge=-1)]
 _Natural = Annotated[int, Field(ge=0)]
 _StepNumber = Annotated[int, Field(ge=1)]
+_Extent = Annotated[int, Field(ge=1, le=4096), AfterValidator(_power_of_two)]
 
 
 class _Model(BaseModel):
@@ -154,7 +176,8 @@ class Fault(_Model):
     input: str | None = None
     """Level ``state``: what the program calls the input; none: its first."""
 
-    kind: Literal["flip", "zero", "stuck", "scale"]
+    kind: Literal["flip", "zero", "stuck", "scale", "nan"]
+    """``nan``: a quiet NaN; integers, which have none, stay as they are."""
     bits: Annotated[BitName | tuple[int, ...] | dict[int, float], BeforeValidator(_bits)] = "uniform"
     """Kind ``flip``: positions that all flip together, or a distribution to draw from (a name or weights)."""
     count: int = Field(1, ge=1, le=MAX_BITS)
@@ -175,6 +198,10 @@ class Fault(_Model):
     elements: int | None = Field(None, ge=1, le=MAX_ELEMENTS)
     """Instead of a rate: exactly that many distinct elements (or all of a smaller tensor)."""
 
+    tile: tuple[_Extent, _Extent] | None = None
+    """Rows (all leading axes) and columns (last axis) of a tile, powers of two: ``rate`` and ``elements`` are then of
+    tiles, and every element of a tile that is hit is corrupted."""
+
     burst: Burst | None = None
     steps: Annotated[tuple[_StepNumber, ...] | None, BeforeValidator(_as_tuple)] = None
     """The only steps at which the fault acts."""
@@ -184,6 +211,11 @@ class Fault(_Model):
     """Last step."""
     repeat: Literal["fresh", "stuck", "once"] = "fresh"
     """In a replay: draws anew, repeats the original's draws, or stays away."""
+
+    source: Origin | dict[str, Origin] | None = None
+    """Where the values come from: one word for all that the fault sets, or one for each field."""
+    note: str = Field("", max_length=500)
+    """What a reader should know of them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -218,6 +250,12 @@ class Fault(_Model):
             raise ValueError("level 'state' needs kind 'flip' and elements")
         if self.input is not None and self.level != "state":
             raise ValueError("input belongs to level 'state'")
+        if self.tile is not None and self.level == "state":
+            raise ValueError("tile belongs to level 'output' or 'operand'")
+        if isinstance(self.source, dict):
+            for name in self.source:
+                if name not in type(self).model_fields or name in ("source", "note"):
+                    raise ValueError(f"source names {name!r}, which is no field of a fault")
         if self.until is not None and self.until < self.onset:
             raise ValueError(f"until ({self.until}) is before onset ({self.onset})")
         return self
@@ -231,6 +269,18 @@ class Fault(_Model):
             and (self.tensor is None or any(f"{site.tensor}.".startswith(f"{t}.") for t in self.tensor))
         )
 
+    def origins(self) -> dict[str, Origin | None]:
+        """Where each value that the fault sets comes from (selectors are no values); None: it does not say."""
+        fields, source = type(self).model_fields, self.source
+        rest = sorted(set(fields) - SELECTORS - {"source", "note"})
+        values = [name for name in rest if fields[name].is_required() or getattr(self, name) != fields[name].default]
+        return {name: source.get(name) if isinstance(source, dict) else source for name in values}
+
+    @property
+    def share(self) -> float:
+        """Share of the time from ``onset`` on in which it is on: 1 without a burst."""
+        return 1.0 if self.burst is None else self.burst.p_on / (self.burst.p_on + self.burst.p_off)
+
     def acts_at(self, step: int) -> bool:
         """Whether ``step`` lies in the fault's steps, onset and until; bursts aside."""
         return (
@@ -238,6 +288,15 @@ class Fault(_Model):
             and (self.until is None or step <= self.until)
             and (self.steps is None or step in self.steps)
         )
+
+
+@dataclass(frozen=True)
+class _Read:
+    """Where a profile was read, for errors only: it makes no two profiles unequal."""
+
+    file: str = field(default="", compare=False)
+    lines: tuple[int, ...] = field(default=(), compare=False)
+    """Of its faults."""
 
 
 class FaultProfile(_Model):
@@ -248,8 +307,19 @@ class FaultProfile(_Model):
     seed: int = Field(0, ge=0, lt=2**63)
     fault: tuple[Fault, ...] = Field(min_length=1)
 
+    _read: _Read = PrivateAttr(default_factory=_Read)
     _acting: dict[int, tuple[int, ...]] = PrivateAttr(default_factory=dict)
     _bursts: dict[tuple[int, int], tuple[int, bool]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of everything that it says; parity holds it."""
+        return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
+
+    def where(self, fault: int | None = None) -> str:
+        """What an error calls the profile, or its fault of that number (from 1): by file and line where known."""
+        name = f"fault profile {self._read.file or repr(self.name)}"
+        return name if fault is None else f"{name}: {_numbered(fault, self._read.lines)}"
 
     def acting(self, step: int) -> tuple[int, ...]:
         """Numbers of the faults whose steps include ``step``; bursts aside."""
@@ -318,7 +388,8 @@ def load_profile(path: Path) -> FaultProfile:
         SpecError: the file cannot be read, is no TOML, or a field is wrong; names the first one.
     """
     try:
-        values = tomllib.loads((shipped_profile(path) or path).read_text(encoding="utf-8"))
+        text = (shipped_profile(path) or path).read_text(encoding="utf-8")
+        values = tomllib.loads(text)
     except OSError as error:
         shipped = f", or the name of a shipped one ({', '.join(shipped_names())})"
         mend = f"give a readable TOML file{shipped if isinstance(error, FileNotFoundError) else ''}"
@@ -327,10 +398,31 @@ def load_profile(path: Path) -> FaultProfile:
         raise SpecError(f"fault profile {path}: not UTF-8 text: give a TOML file") from None
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"fault profile {path}: not valid TOML: {str(error).splitlines()[0]}") from None
+    except ValueError as error:  # a number that Python will not read
+        raise SpecError(f"fault profile {path}: not valid TOML: {str(error).splitlines()[0]}") from None
+    lines = tuple(n for n, line in enumerate(text.splitlines(), start=1) if _HEADER.match(line))
     try:
-        return validate(FaultProfile, values, f"fault profile {path}")
-    except SpecError as error:  # a quoted key may hold line breaks
-        raise SpecError(" ".join(str(error).splitlines())) from None
+        profile = FaultProfile.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = [str(part) for part in first["loc"]]
+        if len(place) > 1 and place[0] == "fault" and place[1].isdigit():
+            place[:2] = [_numbered(int(place[1]) + 1, lines)]
+        where = (
+            f"{place[0]}: {'.'.join(place[1:])}" if place[0:1] and place[0].startswith("fault ") else ".".join(place)
+        )
+        message = f"fault profile {path}: {where.removesuffix(': ')}: {first['msg'].removeprefix('Value error, ')}"
+        raise SpecError(" ".join(message.splitlines())) from None  # a quoted key may hold line breaks
+    profile._read = _Read(str(path), lines)
+    return profile
+
+
+_HEADER = re.compile(r"\s*\[\[\s*fault\s*\]\]")
+
+
+def _numbered(number: int, lines: Sequence[int]) -> str:
+    """``fault 2 (line 14)``; the line is left out where faults are not written as ``[[fault]]``."""
+    return f"fault {number} (line {lines[number - 1]})" if number <= len(lines) else f"fault {number}"
 
 
 def check_profile(
@@ -345,15 +437,19 @@ def check_profile(
         inputs: site number -> names of the inputs of its program; None: inputs are not checked.
 
     Raises:
-        SpecError: a fault selects no site or rank, names a bit that a selected tensor does not have or an input that
-            no selected program has, or more than ``SLOTS`` faults may act on one tensor at once.
+        SpecError: a fault selects no site or rank, names a bit that a selected tensor or operand does not have, an
+            input that no selected program has, or operands where there is no inner fault point, or more than
+            ``SLOTS`` faults may act on one tensor at once.
     """
     overlaps: set[tuple[int, ...]] = set()
+    compute = next((s.dtype for s in sites if s.tensor in ("out", "dx") and s.module is not Module.HEAD), None)
     by_class = [[site for site in sites if f.selects(site)] for f in profile.fault]
     for number, (f, chosen) in enumerate(zip(profile.fault, by_class, strict=True), start=1):
-        where = f"fault profile {profile.name!r}: fault {number}"
+        where = profile.where(number)
         if not chosen:
             raise SpecError(f"{where}: no site of this model is selected: check phase, module, tensor and layers")
+        if f.level == "operand":
+            _check_operand(f, chosen, where, compute)
         if f.ranks is not None and not any(r < tp for r in f.ranks):
             raise SpecError(f"{where}: none of its ranks {list(f.ranks)} exists with tp {tp}")
         if f.input is not None and inputs is not None:
@@ -380,9 +476,30 @@ def check_profile(
         faults = [profile.fault[i] for i in group]
         for step in {s for f in faults for s in (f.onset, *(f.steps or ()))}:
             if sum(f.acts_at(step) for f in faults) > SLOTS:
-                raise SpecError(
-                    f"fault profile {profile.name!r}: more than {SLOTS} faults act on one tensor at step {step}"
-                )
+                raise SpecError(f"{profile.where()}: more than {SLOTS} faults act on one tensor at step {step}")
+
+
+def _check_operand(f: Fault, chosen: Sequence[Site], where: str, compute: str | None) -> None:
+    """Refuse an operand fault that no program could obey; operands have the compute dtype."""
+    if not any(has_tap(site) for site in chosen):
+        raise SpecError(
+            f"{where}: level 'operand' acts inside attn, ffn and head, selected by fwd out or bwd dx, and inside the "
+            "backward embed, by dw: select one of these"
+        )
+    top = max(explicit_bits(f), default=-1)
+    if compute is not None and top >= dtype_bits(compute):
+        raise SpecError(f"{where}: bit {top} does not exist in {compute}, the dtype of operands: choose another bit")
+
+
+def has_tap(site: Site) -> bool:
+    """Whether a fault of level ``operand`` that selects this site can act: its program has an inner fault point there.
+
+    The partial of a forward or backward block, or the embedding's gradient, which has no partial.
+    """
+    partial = {Phase.FWD: "out", Phase.BWD: "dx"}.get(site.phase)
+    return (site.module in (Module.ATTN, Module.FFN, Module.HEAD) and site.tensor == partial) or (
+        site.phase is Phase.BWD and site.module is Module.EMBED and site.family == "dw"
+    )
 
 
 def explicit_bits(f: Fault) -> tuple[int, ...]:

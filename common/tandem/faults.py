@@ -28,6 +28,7 @@ from tandem.fault_profile import (
     FaultProfile,
     check_profile,
     dtype_bits,
+    has_tap,
     load_profile,
     mix64,
     named_bits,
@@ -62,11 +63,13 @@ WIDTH = 1 + SLOTS * SLOT_WORDS
 
 # words of a slot; tandem_worker.inject reads them
 KIND, MODE, AMOUNT, KEY0, KEY1, MASK, KEEP, DRAWN, NAMED, LANE, LANE_WIDTH, FACTOR, TABLE = range(13)
+TILE = TABLE + 31
 """KIND: of ``KINDS``. MODE: of ``MODES``. AMOUNT: the rate's threshold or the number of elements.
 KEY0, KEY1: key of the draws. MASK: bits to flip or force to 1, or the support of the drawn bits. KEEP:
 bits that are not forced to 0. DRAWN: number of bits to draw (0: flip MASK). NAMED: 1 + index into
-``BIT_NAMES``, or 0: the distribution is in TABLE (``cumulative``). FACTOR: fp32 bits."""
-KINDS = ("flip", "zero", "stuck", "scale")
+``BIT_NAMES``, or 0: the distribution is in TABLE (``cumulative``). FACTOR: fp32 bits. TILE: 0, or log2 of a tile's rows
++ 2**8 * log2 of its columns + 2**16: rate and number are then those of tiles."""
+KINDS = ("flip", "zero", "stuck", "scale", "nan")
 MODES = ("rate", "all", "elements")
 
 
@@ -81,30 +84,27 @@ def rows(profile: FaultProfile, step: int, sites: Sequence[Site], tp: int, repla
         replay: 0 for the execution itself, also after a roll-back; 1, 2 ... for its replays.
 
     Returns:
-        u32 ``[tp, len(sites) + 1, WIDTH]``, the last row for the operand tap (faults of level
-        ``operand`` select by the program's first ``out`` or ``dx`` site, else its first site). The shared array of
-        ``no_rows`` where nothing is on.
+        u32 ``[tp, len(sites) + 1, WIDTH]``, the last row for the operand tap (``tap_site`` says by which site faults of
+        level ``operand`` select). The shared array of ``no_rows`` where nothing is on.
 
     Raises:
         SpecError: more than ``SLOTS`` faults act on one tensor.
     """
     table: npt.NDArray[np.uint32] | None = None
-    tap = next((s for s in sites if s.family in ("out", "dx")), sites[0])
+    tap = tap_site(sites)
     for i in profile.acting(step):
         f = profile.fault[i]
         if f.level == "state" or (f.repeat == "once" and replay):
             continue
         for output, site in enumerate(sites) if f.level == "output" else ((len(sites), tap),):
-            if not f.selects(site) or not profile.burst_on(i, step, site.number):
+            if site is None or not f.selects(site) or not profile.burst_on(i, step, site.number):
                 continue
             if table is None:
                 table = np.zeros((tp, len(sites) + 1, WIDTH), np.uint32)
             for rank in range(tp) if f.ranks is None else (r for r in f.ranks if r < tp):
                 row = table[rank, output]
                 if row[0] == SLOTS:
-                    raise SpecError(
-                        f"fault profile {profile.name!r}: more than {SLOTS} faults act on {site}, step {step}"
-                    )
+                    raise SpecError(f"{profile.where()}: more than {SLOTS} faults act on {site}, step {step}")
                 at = 1 + int(row[0]) * SLOT_WORDS
                 _fill(row[at : at + SLOT_WORDS], f, _key(profile, i, step, site, rank, replay))
                 row[0] += 1
@@ -113,13 +113,18 @@ def rows(profile: FaultProfile, step: int, sites: Sequence[Site], tp: int, repla
 
 def can_act(profile: FaultProfile, sites: Sequence[Site]) -> bool:
     """Whether ``rows`` of a program with these sites can ever hold a fault: only such programs need the injector."""
-    tap = next((s for s in sites if s.family in ("out", "dx")), sites[0])
+    tap = tap_site(sites)
     return any(
         f.selects(site)
         for f in profile.fault
         if f.level != "state"
-        for site in (sites if f.level == "output" else (tap,))
+        for site in (sites if f.level == "output" else [tap] if tap is not None else [])
     )
+
+
+def tap_site(sites: Sequence[Site]) -> Site | None:
+    """The site by which faults of level ``operand`` select a program; None: it has no inner fault point."""
+    return next((s for s in sites if has_tap(s)), None)
 
 
 @lru_cache(maxsize=64)
@@ -228,8 +233,11 @@ def _fill(slot: npt.NDArray[np.uint32], f: Fault, key: int) -> None:
             slot[LANE], slot[LANE_WIDTH] = f.lane or 0, f.lane_width or 1
         case "scale":
             slot[FACTOR] = np.float32(f.factor).view(np.uint32)
-        case "zero":
+        case "zero" | "nan":
             pass
+    if f.tile is not None:
+        height, width = (n.bit_length() - 1 for n in f.tile)
+        slot[TILE] = height + (width << 8) + (1 << 16)
 
 
 def cumulative(weights: dict[int, float]) -> npt.NDArray[np.uint32]:

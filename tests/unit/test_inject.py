@@ -171,6 +171,52 @@ def test_an_exact_number_of_elements(wanted: int, seed: int, shape: tuple[int, .
     assert np.count_nonzero(xor) == min(wanted, x.size)
 
 
+def tile_of(index: np.ndarray, shape: tuple[int, ...], tile: tuple[int, int]) -> np.ndarray:
+    """(tile row, tile column) of flat indices, as one number."""
+    columns = shape[-1]
+    return np.asarray(index // columns // tile[0] * 1000 + index % columns // tile[1])
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 6), (16, 32), (7,), (3, 64)], ids=str)
+@pytest.mark.parametrize("tile", [(1, 1), (1, 4), (4, 1), (2, 8), (64, 64)], ids=str)
+def test_a_tile_is_hit_whole_and_alone(shape: tuple[int, ...], tile: tuple[int, int]) -> None:
+    x = random_bits(shape, ml_dtypes.bfloat16)
+    every = tile_of(np.arange(x.size), shape, tile)
+    for step in range(1, 6):
+        fault = {"kind": "flip", "bits": "uniform", "tile": tile}
+        _, xor = run(x, row(x, fault | {"elements": 2}, step=step))
+        hit = set(every[xor != 0])
+        assert len(hit) == min(2, len(set(every)))
+        assert np.array_equal(xor != 0, np.isin(every, list(hit)))
+        _, xor = run(x, row(x, fault | {"rate": 0.4}, step=step))
+        assert np.array_equal(xor != 0, np.isin(every, list(set(every[xor != 0]))))
+
+
+def test_the_rate_of_tiles_is_their_share() -> None:
+    x = np.zeros((256, 128), np.float32)
+    rate, tile = 0.05, (4, 16)
+    total = sum(
+        np.count_nonzero(run(x, row(x, {"kind": "flip", "tile": tile, "rate": rate}, step=s))[1]) // 64
+        for s in range(1, 11)
+    )
+    tiles = 10 * x.size // 64
+    assert abs(total - tiles * rate) < 4 * np.sqrt(tiles * rate * (1 - rate))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=by_name)
+def test_nan_is_a_quiet_nan_where_there_is_one(dtype: Any) -> None:
+    x = np.ones((4, 5, 6), dtype)
+    value, xor = run(x, row(x, {"kind": "nan", "rate": 0.3}))
+    if dtype in FLOATS:
+        hit = xor != 0
+        assert 0 < hit.sum() < x.size
+        assert np.all(np.isnan(value.reshape(-1)[hit].astype(np.float64)))
+        quiet = bits(np.array(np.nan, np.float32).astype(dtype))
+        assert set(bits(value).reshape(-1)[hit].tolist()) == {int(quiet)}
+    else:
+        assert not xor.any()
+
+
 def test_single_elements_are_spread_over_the_tensor() -> None:
     x = np.zeros((4, 5, 6), np.float32)
     hits = np.zeros(x.size, int)

@@ -152,7 +152,12 @@ Observe = Callable[[Op, Sequence[Any], Any], None]
 
 
 def run_step(
-    chain: Chain, env: Mapping[str, Any], *, keep: bool = False, observe: Observe | None = None
+    chain: Chain,
+    env: Mapping[str, Any],
+    *,
+    keep: bool = False,
+    observe: Observe | None = None,
+    fault: Callable[[Op], Any] = lambda _: None,
 ) -> dict[str, Any]:
     """Execute every op of one step, unsynchronised.
 
@@ -161,6 +166,7 @@ def run_step(
         env: the persistent slots and the step's inputs.
         keep: whether to keep step-local slots after their last use.
         observe: sees each op's outputs and digests.
+        fault: the injector's parameters of an op; None: nothing is injected.
 
     Returns:
         The slots after the step: the persistent ones, new, and the step-local ones that were kept or never read.
@@ -168,7 +174,7 @@ def run_step(
     slots = dict(env)
     plan, programs = chain.plan, chain.programs
     for op in plan.ops:
-        outputs, digests, _ = programs[op.program]([slots[slot] for slot in op.inputs])
+        outputs, digests, _ = programs[op.program]([slots[slot] for slot in op.inputs], fault(op))
         slots.update(zip(op.outputs, outputs, strict=True))
         if observe is not None:
             observe(op, outputs, digests)

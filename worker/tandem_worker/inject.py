@@ -27,7 +27,7 @@ from tandem_worker.digest import fmix32, words
 __all__ = ["LOGGED", "WIDTH", "apply", "apply_all"]
 
 RATE, ALL = (faults.MODES.index(mode) for mode in ("rate", "all"))
-FLIP, STUCK, SCALE = (faults.KINDS.index(kind) for kind in ("flip", "stuck", "scale"))
+FLIP, STUCK, SCALE, NAN = (faults.KINDS.index(kind) for kind in ("flip", "stuck", "scale", "nan"))
 _STREAM = 0x9E3779B9
 """Odd; separates the streams of draws that belong to one key."""
 
@@ -98,7 +98,7 @@ def _inject(values: list[jax.Array], rows: jax.Array, quiet: jax.Array) -> tuple
 
         def one_fault(i: jax.Array, bits: jax.Array) -> jax.Array:
             slot = lax.dynamic_slice(row, (_FACTS + 1 + i * faults.SLOT_WORDS,), (faults.SLOT_WORDS,))
-            hit = (index < facts[SIZE]) & _hit(slot, index, facts[SIZE])
+            hit = (index < facts[SIZE]) & _hit(slot, *_units(slot, index, facts))
             return jnp.where(hit, _corrupt(slot, bits, index, facts, dtypes), bits)
 
         def corrupt() -> tuple[jax.Array, jax.Array]:
@@ -116,9 +116,9 @@ def _inject(values: list[jax.Array], rows: jax.Array, quiet: jax.Array) -> tuple
 
 
 # what is known of a value when the program is built; put in front of its row
-OFFSET, SIZE, COLUMNS, WHOLE, DTYPE, LOWS = range(6)
-"""Start in the flat buffer, elements, last axis, mask of the dtype's bits, index among the distinct dtypes,
-lowest bit of each named distribution (after an unused one)."""
+OFFSET, SIZE, COLUMNS, WHOLE, DTYPE, QUIET_NAN, LOWS = range(7)
+"""Start in the flat buffer, elements, last axis, mask of the dtype's bits, index among the distinct dtypes, bits of a
+quiet NaN (0: the dtype has none), lowest bit of each named distribution (after an unused one)."""
 COUNTS = LOWS + 1 + len(faults.BIT_NAMES)
 """Number of bits of each named distribution."""
 _FACTS = COUNTS + 1 + len(faults.BIT_NAMES)
@@ -130,6 +130,9 @@ def _facts(values: Sequence[jax.Array], dtypes: Sequence[jnp.dtype]) -> npt.NDAr
     for facts, x in zip(table, values, strict=True):
         facts[OFFSET], facts[SIZE], facts[COLUMNS] = offset, x.size, x.shape[-1] if x.shape else 1
         facts[WHOLE], facts[DTYPE] = (1 << 8 * x.dtype.itemsize) - 1, dtypes.index(x.dtype)
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            mantissa = len(faults.named_bits("mantissa", x.dtype.name))
+            facts[QUIET_NAN] = (facts[WHOLE] >> 1) & ~np.uint32((1 << (mantissa - 1)) - 1)
         for number, name in enumerate(faults.BIT_NAMES, start=1):
             positions = faults.named_bits(name, x.dtype.name)
             facts[LOWS + number], facts[COUNTS + number] = min(positions, default=0), len(positions)
@@ -151,8 +154,26 @@ def _log(changed: jax.Array, index: jax.Array, quiet: jax.Array) -> jax.Array:
     return log
 
 
+def _units(slot: jax.Array, index: jax.Array, facts: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What is drawn, and how many there are: each element for itself, or the tile of rows and columns that it lies in.
+
+    Rows are all leading axes together. Tiles at the lower and right edge may be cut off.
+    """
+    tile, columns = slot[faults.TILE], facts[COLUMNS]
+    down, right = tile & 0xFF, tile >> 8 & 0xFF
+    across = (columns + (np.uint32(1) << right) - 1) >> right
+
+    def tiles() -> tuple[jax.Array, jax.Array]:
+        row = index // columns  # a division as in `_corrupt`: only where it is needed
+        count = (((facts[SIZE] // columns) + (np.uint32(1) << down) - 1) >> down) * across
+        return (row >> down) * across + ((index - row * columns) >> right), count
+
+    drawn: tuple[jax.Array, jax.Array] = lax.cond(tile > 0, tiles, lambda: (index, facts[SIZE]))
+    return drawn
+
+
 def _hit(slot: jax.Array, index: jax.Array, size: jax.Array) -> jax.Array:
-    """Which elements the fault hits: bool, of ``index``'s shape.
+    """Which elements (or tiles) of ``size`` the fault hits: bool, of ``index``'s shape.
 
     An exact number N of elements lies at ``start + i * 2**k`` modulo the size, start and k hashed, N * 2**k at most the
     size: distinct without a loop and without a division, so that all modes are one elementwise kernel.
@@ -184,6 +205,7 @@ def _corrupt(
     for number, dtype in enumerate(dtypes):
         scaled = jnp.where(facts[DTYPE] == number, _scaled(bits, factor, dtype), scaled)
     changed = jnp.where(kind == FLIP, flipped, jnp.where(kind == STUCK, stuck, jnp.where(kind == SCALE, scaled, 0)))
+    changed = jnp.where(kind == NAN, jnp.where(facts[QUIET_NAN] > 0, facts[QUIET_NAN], bits), changed)
     return changed & facts[WHOLE]
 
 

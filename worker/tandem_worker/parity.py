@@ -77,7 +77,7 @@ def gather(
         "seed": str(spec.seed),
         "tp": str(spec.tp),
         "synthetic": str(chain.synthetic),
-        "faults": digest_of(profile.model_dump(mode="json")) if profile else "none",
+        "faults": profile.digest if profile else "none",
         "weights": weights,
         "data": data,
         "sites": sites_digest(chain.plan),

@@ -11,7 +11,22 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli import candidates, controller, db, demo, doctor, export, nodes, pair, report, run, runs, show, verdict
+from tandem.cli import (
+    candidates,
+    controller,
+    db,
+    demo,
+    doctor,
+    export,
+    nodes,
+    pair,
+    paper,
+    report,
+    run,
+    runs,
+    show,
+    verdict,
+)
 from tandem.errors import TandemError
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_USAGE
 
@@ -64,6 +79,7 @@ app.command("nodes")(nodes.nodes)
 app.command("node")(nodes.node)
 app.command("report")(report.report)
 app.command("export")(export.export)
+app.command("paper")(paper.paper)
 app.command("doctor")(doctor.doctor)
 app.command("pair")(pair.pair)
 app.command("watch")(pair.watch)

@@ -1,0 +1,405 @@
+"""The instrument check: what Tandem reads back from fault profiles of which it is known what they hold. Pure.
+
+It says that Tandem measures what is there. It is no reproduction of the paper's hardware, models or data: the profiles
+were made from the published values (``common/tandem/fault_profiles/node-*.toml`` says which of their own are fitted).
+
+A *fault event* is a spike: a run of steps in which a class of sites mismatches, with fewer than ``APART`` clean steps
+in between, whatever the number of sites, ranks and elements. Spikes are independent of each other, their elements are
+not, so the interval of a frequency takes each event, and each clean step, as one cluster (``tandem.frequency``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from tandem import __version__, formats, frequency, noise, published
+from tandem.fault_profile import load_profile
+from tandem.records import RunRecords
+from tandem.spec import RunSpec
+from tandem.summary import summarise
+from tandem.vocabulary import Module, Phase, Verdict, Workload
+
+APART = 2
+"""Clean steps between two events, at least; fewer do not separate, which errs towards fewer events, wider intervals."""
+CONFIDENCE = 0.99
+"""Of the intervals: a dozen frequencies are judged at once, and one in twenty would be too many to miss by chance."""
+ENOUGH_EVENTS = 100
+"""Independent events from which a frequency counts as measured."""
+LABEL = (
+    "Instrument check: Tandem reads back what is known to be there; not a reproduction of the hardware. "
+    "The faults are injected by profiles that were made from the published values."
+)
+
+Column = tuple[Phase, Module]
+
+
+class ClassTotals(NamedTuple):
+    """One step of one class of sites."""
+
+    step: int
+    elements: int
+    mismatched: int
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """A mismatch frequency with what it rests on."""
+
+    elements: int
+    mismatched: int
+    steps: int
+    events: int
+    low: float
+    high: float
+    """Of the interval at `CONFIDENCE`, events as clusters."""
+
+    @property
+    def frequency(self) -> float:
+        """Mismatching / all elements."""
+        return self.mismatched / self.elements if self.elements else 0.0
+
+    def holds(self, value: float) -> bool:
+        """Whether the interval holds a published value."""
+        return self.low <= value <= self.high
+
+    def line(self) -> str:
+        """In words."""
+        return (
+            f"{formats.scientific(self.frequency)} [{formats.scientific(self.low)}, {formats.scientific(self.high)}] "
+            f"({formats.plural(self.events, 'event')}, {formats.plural(self.mismatched, 'element')}, "
+            f"{formats.plural(self.steps, 'step')})"
+        )
+
+
+def measured(steps: Iterable[ClassTotals]) -> Measured:
+    """Frequency of one class of sites from its steps, in any order.
+
+    Raises:
+        ValueError: no step compared any element.
+    """
+    ordered = sorted(s for s in steps if s.elements)
+    clusters, events = clustered(ordered)
+    rate = frequency.per_element(frequency.sums(clusters), CONFIDENCE)
+    if rate is None:
+        raise ValueError("no element was compared")
+    elements, mismatched = (sum(s[i] for s in ordered) for i in (1, 2))
+    return Measured(elements, mismatched, len(ordered), events, rate.low, rate.high)
+
+
+def clustered(steps: Sequence[ClassTotals]) -> tuple[list[tuple[int, int, bool]], int]:
+    """(elements, mismatching elements, whether any mismatched) of each cluster, and the number of events.
+
+    Args:
+        steps: in order. Clean steps inside an event belong to it.
+    """
+    clusters: list[tuple[int, int, bool]] = []
+    quiet: list[ClassTotals] = []
+    """Clean steps since the last event: part of it if it goes on soon."""
+    events, last = 0, None
+    for s in steps:
+        if not s.mismatched:
+            quiet.append(s)
+            continue
+        if last is None or s.step - last > APART:
+            clusters += [(q.elements, 0, False) for q in quiet]
+            clusters.append((s.elements, s.mismatched, True))
+            events += 1
+        else:
+            elements, mismatched, _ = clusters[-1]
+            inside = sum(q.elements for q in quiet)
+            clusters[-1] = (elements + inside + s.elements, mismatched + s.mismatched, True)
+        quiet, last = [], s.step
+    clusters += [(q.elements, 0, False) for q in quiet]
+    return clusters, events
+
+
+def of_run(records: RunRecords) -> dict[Column, Measured]:
+    """The columns of the paper's table from the step records of a run's last attempt, which are exact.
+
+    Columns in which nothing was compared are left out.
+    """
+    last = max((s.attempt for s in records.steps), default=0)
+    found: dict[Column, list[ClassTotals]] = {column: [] for column in published.COLUMNS}
+    for step in records.steps:
+        if step.attempt != last or step.step < 1:
+            continue
+        for column, totals in found.items():
+            tensor = "out" if column[0] is Phase.FWD else "dx"
+            counts = step.classes.get(f"{column[0]}/{column[1]}/{tensor}")
+            if counts is not None:
+                totals.append(ClassTotals(step.step, counts.elements, counts.mismatched_elements))
+    return {column: measured(totals) for column, totals in found.items() if totals}
+
+
+# -- what is run and what is read from it --------------------------------------------------------------
+
+
+class Check(NamedTuple):
+    """One run of the instrument check: a shipped profile on the preset ``tiny``."""
+
+    profile: str
+    workload: Workload
+    steps: int
+    quick: int
+    """Steps with ``--quick``; 0: left out then."""
+    batch: int | None = None
+    """Sequences per step where the preset's own would show too few elements."""
+
+    def spec(self, *, quick: bool) -> RunSpec:
+        """What `tandem run` would be asked for; replays are of no interest here."""
+        return RunSpec(
+            workload=self.workload, steps=self.quick if quick else self.steps, batch=self.batch,
+            fault=Path(self.profile), self_replays=2, replays=1, replay_budget=0,
+        )  # fmt: skip
+
+
+CHECKS = (
+    Check("node-1", Workload.SUBMODULE, 1900, 150, batch=16),
+    Check("node-2", Workload.SUBMODULE, 200, 20),
+    Check("node-3", Workload.SUBMODULE, 200, 20),
+    Check("node-10", Workload.SUBMODULE, 1500, 150),
+    Check("node-11", Workload.SUBMODULE, 1500, 150),
+    Check("node-6", Workload.SUBMODULE, 60, 42),
+    Check("node-13", Workload.SUBMODULE, 470, 0),
+    Check("node-1", Workload.GRADIENT, 200, 0),
+    Check("node-4", Workload.GRADIENT, 200, 0),
+    Check("node-11", Workload.GRADIENT, 200, 0),
+)
+WCNTS_TOLERANCE = 0.25
+"""Relative difference at which a fitted WCNTS still counts as read back: a maximum over few spikes has no interval, and
+another processor's rounding leads to other parameters after a hundred steps."""
+ONSET, ONSET_TOLERANCE = 450, 25
+"""Step at which node 13 begins; published as "about"."""
+SEVERITY = 1e12
+"""Order of the largest severities; published as "about"."""
+NOT_MEASURED = (
+    ("node 1", "fine-tuning accuracy and disagreement on CosmosQA and MathQA"),
+    ("node 6", "fine-tuning accuracy and disagreement on CosmosQA and MathQA, and the loss spike of its training"),
+    ("node 13", "how fast its parameters drift"),
+    ("most nodes", "drift rate that is alike, loss curves that stay nearly equal"),
+)
+"""Published, and not read back here."""
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """One published value beside what was measured."""
+
+    node: str
+    quantity: str
+    published: float
+    published_text: str
+    measured: float | None = None
+    low: float | None = None
+    high: float | None = None
+    """Of the interval at `CONFIDENCE`; None where the quantity has none."""
+    events: int | None = None
+    steps: int = 0
+    elements: int = 0
+    fitted: bool
+    """Whether the profile was fitted to this very value."""
+    status: str
+    """``read back``, ``too few events`` (the interval holds the value, but rests on fewer than `ENOUGH_EVENTS`),
+    ``missed`` or ``not measured``."""
+    why: str = ""
+    """How it was judged, or why it was not measured."""
+    run: str = ""
+
+
+class Ran(msgspec.Struct, frozen=True, kw_only=True):
+    """A run behind the lines."""
+
+    run: str
+    profile: str
+    workload: str
+    steps: int
+    verdict: str | None
+    sentence: str
+    duration_s: float
+    truth: str
+    """Whether the elements found are those that the injector's own log names."""
+
+
+class Paper(msgspec.Struct, frozen=True, kw_only=True):
+    """The instrument check as a whole."""
+
+    label: str = LABEL
+    quick: bool
+    lines: list[Line]
+    runs: list[Ran]
+    confidence: float = CONFIDENCE
+    enough_events: int = ENOUGH_EVENTS
+
+    @property
+    def measured(self) -> list[Line]:
+        """What was measured."""
+        return [line for line in self.lines if line.status != "not measured"]
+
+    @property
+    def missed(self) -> list[Line]:
+        """What was measured and is not what was known to be there."""
+        return [line for line in self.lines if line.status == "missed"]
+
+
+def paper(done: Mapping[Check, RunRecords | str], *, quick: bool) -> Paper:
+    """Published and measured values side by side.
+
+    Args:
+        done: each check's records, or why there are none.
+        quick: whether the runs were the short ones.
+    """
+    lines: list[Line] = []
+    worst: dict[str, float] = {}
+    for check, records in done.items():
+        node = check.profile.replace("-", " ")
+        read = _gradient if check.workload is Workload.GRADIENT else _submodule
+        found = read(node, records)
+        lines += found
+        if check.workload is Workload.GRADIENT and found and (value := found[0].measured) is not None:
+            worst[node] = value
+    if any(check.workload is Workload.GRADIENT for check in done):
+        lines.append(_order(worst))
+    later = "needs training without synchronisation, which this check does not run"
+    lines += [_not(node, what, 0.0, "see the paper", later) for node, what in NOT_MEASURED]
+    runs = [_ran(check, records) for check, records in done.items() if not isinstance(records, str)]
+    return Paper(quick=quick, lines=lines, runs=runs)
+
+
+def _ran(check: Check, records: RunRecords) -> Ran:
+    summary = summarise(records)
+    truth = "faults inside submodules and steps spread: not comparable element by element"
+    if summary.faults is not None and check.workload is Workload.SUBMODULE and not operands(records):
+        truth = "equal, site by site" if summary.faults.exact else "NOT EQUAL"
+    return Ran(
+        run=str(records.run.run_id), profile=check.profile, workload=check.workload, steps=summary.steps,
+        verdict=records.run.verdict, sentence=records.run.sentence, duration_s=summary.duration_s, truth=truth,
+    )  # fmt: skip
+
+
+def operands(records: RunRecords) -> bool:
+    """Whether any fault acted inside a submodule."""
+    return any(t.level != "output" for t in records.faults)
+
+
+def _submodule(node: str, records: RunRecords | str) -> list[Line]:
+    known = {n.name: n for n in published.NODES}.get(node)
+    lines = []
+    for column in published.COLUMNS if known else ():
+        value = known.frequency[column] if known else None
+        if value is not None:
+            lines.append(_frequency(node, column, value, records))
+    if node == "node 6":
+        lines.append(_severity(node, records))
+    if node == "node 13":
+        lines.append(_onset(node, records))
+    return lines
+
+
+def unusable(records: RunRecords | str) -> str:
+    """Why a run's numbers count for nothing; empty if they count."""
+    if isinstance(records, str):
+        return records
+    if records.run.verdict not in (Verdict.MATCH, Verdict.MISMATCH):
+        return f"its run is {records.run.verdict or 'not finished'}: {records.run.reason}"
+    return ""
+
+
+def _not(node: str, quantity: str, value: float, text: str, why: str, fitted: bool = False) -> Line:
+    return Line(
+        node=node, quantity=quantity, published=value, published_text=text, fitted=fitted, status="not measured",
+        why=why,
+    )  # fmt: skip
+
+
+def _frequency(node: str, column: Column, value: float, records: RunRecords | str) -> Line:
+    quantity = f"mismatch frequency {column[0]}/{column[1]}"
+    text = formats.scientific(value) if value else "none seen"
+    why = unusable(records)
+    m = None if isinstance(records, str) or why else of_run(records).get(column)
+    if m is None or isinstance(records, str):
+        return _not(node, quantity, value, text, why or "nothing was compared", fitted=value > 0)
+    if value == 0:
+        right, how = m.mismatched == 0, f"0 of {m.elements:,} elements"
+    else:
+        right = m.holds(value)
+        how = f"{m.mismatched:,} of {m.elements:,} elements in {formats.plural(m.events, 'event')}"
+    status = "read back" if right else "missed"
+    if right and value and m.events < ENOUGH_EVENTS:
+        status = "too few events"
+    return Line(
+        node=node, quantity=quantity, published=value, published_text=text, measured=m.frequency, low=m.low,
+        high=m.high, events=m.events, steps=m.steps, elements=m.elements, fitted=value > 0, status=status, why=how,
+        run=str(records.run.run_id),
+    )  # fmt: skip
+
+
+def _onset(node: str, records: RunRecords | str) -> Line:
+    quantity, text = "first step with corruption", f"about {ONSET}"
+    if (why := unusable(records)) or isinstance(records, str):
+        return _not(node, quantity, ONSET, text, why)
+    first = min((m.step for m in records.mismatches), default=None)
+    right = first is not None and abs(first - ONSET) <= ONSET_TOLERANCE
+    return Line(
+        node=node, quantity=quantity, published=ONSET, published_text=text, measured=first, fitted=False,
+        steps=_steps(records), status="read back" if right else "missed",
+        why=f"within {ONSET_TOLERANCE} steps: the onset is in the profile as published", run=str(records.run.run_id),
+    )  # fmt: skip
+
+
+def _severity(node: str, records: RunRecords | str) -> Line:
+    quantity, text = "largest severity of an element", "about 1e12 (on a node that is not named)"
+    if (why := unusable(records)) or isinstance(records, str):
+        return _not(node, quantity, SEVERITY, text, why)
+    most = max((m.severity_max for m in records.mismatches if m.severity_max is not None), default=None)
+    right = most is not None and SEVERITY / 10 <= most <= SEVERITY * 10
+    return Line(
+        node=node, quantity=quantity, published=SEVERITY, published_text=text, measured=most, fitted=False,
+        steps=_steps(records), status="read back" if right else "missed",
+        why="within a factor of 10: the size is in the profile as published", run=str(records.run.run_id),
+    )  # fmt: skip
+
+
+def _gradient(node: str, records: RunRecords | str) -> list[Line]:
+    value = published.WCNTS.get(node)
+    quantity = "WCNTS"
+    if value is None:
+        return []
+    if (why := unusable(records)) or isinstance(records, str):
+        return [_not(node, quantity, value, f"{value:g}", why, fitted=True)]
+    found = noise.noise(records.gradients, _steps(records))
+    right = found.wcnts is not None and abs(found.wcnts / value - 1) <= WCNTS_TOLERANCE
+    return [
+        Line(
+            node=node, quantity=quantity, published=value, published_text=f"{value:g}", measured=found.wcnts,
+            steps=found.steps, fitted=True, status="read back" if right else "missed", run=str(records.run.run_id),
+            why=f"within {WCNTS_TOLERANCE:.0%}; largest of {found.noisy} noisy steps of {found.steps}, so without an "
+            "interval",
+        )
+    ]  # fmt: skip
+
+
+def same(check: Check, records: RunRecords) -> bool:
+    """Whether a stored run of the check's spec counts for it: same version of Tandem, same profile, conclusive."""
+    parity = records.attempts[-1].parity if records.attempts else {}
+    digest = load_profile(Path(check.profile)).digest
+    return not unusable(records) and parity.get("tandem") == __version__ and parity.get("faults") == digest
+
+
+def _order(worst: Mapping[str, float]) -> Line:
+    names = ("node 11", "node 1", "node 4")
+    quantity, text = "order of the WCNTS", "node 11 > node 1 > node 4"
+    missing = [name for name in names if name not in worst]
+    if missing:
+        return _not("nodes 11, 1, 4", quantity, 0.0, text, f"no WCNTS of {', '.join(missing)}", fitted=True)
+    right = worst["node 11"] > worst["node 1"] > worst["node 4"]
+    return Line(
+        node="nodes 11, 1, 4", quantity=quantity, published=0.0, published_text=text, fitted=True,
+        status="read back" if right else "missed", why=", ".join(f"{n}: {worst[n]:.3f}" for n in names),
+    )  # fmt: skip
+
+
+def _steps(records: RunRecords) -> int:
+    last = max((s.attempt for s in records.steps), default=0)
+    return sum(s.attempt == last and s.step > 0 for s in records.steps)

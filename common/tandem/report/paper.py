@@ -1,0 +1,128 @@
+"""The page of the instrument check: HTML in one file, and text for a terminal."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from functools import cache
+from importlib import resources
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tandem import formats, published
+from tandem.errors import SetupError
+from tandem.paper import Line, Paper
+
+if TYPE_CHECKING:
+    import jinja2
+
+MARKS = {"read back": "ok", "too few events": "missing", "missed": "failed", "not measured": "missing"}
+"""Status -> class of the style sheet."""
+
+
+def render(paper: Paper) -> str:
+    """The page as HTML text."""
+    return (
+        _environment()
+        .get_template("paper.html.j2")
+        .render(
+            p=paper,
+            headline=headline(paper),
+            published=published,
+            marks=MARKS,
+            style=resources.files("tandem.report").joinpath("style.css").read_text(),
+            version=version("tandem-sdc"),
+        )
+    )
+
+
+def write(paper: Paper, path: Path) -> Path:
+    """Render into ``path``; the file appears only when it is complete.
+
+    Raises:
+        SetupError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        partial.write_text(render(paper), encoding="utf-8")
+        partial.replace(path)
+    except OSError as error:
+        raise SetupError(f"cannot write {path}: {error.strerror}: choose another file with -o") from error
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    return path
+
+
+def headline(paper: Paper) -> str:
+    """The result in one line."""
+    number = {status: sum(line.status == status for line in paper.lines) for status in MARKS}
+    parts = [f"{formats.plural(number['read back'], 'value')} read back"]
+    if number["too few events"]:
+        parts.append(f"{number['too few events']} agree but rest on too few events")
+    if number["missed"]:
+        parts.append(f"{number['missed']} missed")
+    parts.append(f"{number['not measured']} not measured")
+    return ", ".join(parts)
+
+
+def text_lines(paper: Paper) -> list[str]:
+    """The page for a terminal."""
+    head = ("node", "quantity", "published", "measured", "interval", "events", "profile", "result")
+    rows = [
+        (
+            formats.clean(line.node), formats.clean(line.quantity), formats.clean(line.published_text), _value(line),
+            _interval(line), "–" if line.events is None else f"{line.events:,}", _origin(line),
+            line.status if line.status != "not measured" else f"not measured: {formats.clean(line.why)}",
+        )
+        for line in paper.lines
+    ]  # fmt: skip
+    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head) - 1)]
+    table = [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]])
+        for row in [head, *rows]
+    ]
+    notes = [
+        f"{formats.percent(paper.confidence)} intervals, each fault event one cluster; "
+        f"fewer than {paper.enough_events} independent events are too few; fitted: the profile was fitted to this value"
+    ]
+    return [paper.label, "", *table, "", *notes, headline(paper)]
+
+
+def _value(line: Line) -> str:
+    if line.measured is None:
+        return "–"
+    if line.quantity.startswith("mismatch"):
+        return "none seen" if line.measured == 0 else formats.scientific(line.measured)
+    return f"{line.measured:.3g}"
+
+
+def _interval(line: Line) -> str:
+    if line.low is None or line.high is None:
+        return "–"
+    if line.measured == 0:
+        return f"< {formats.scientific(line.high)}"
+    return f"{formats.scientific(line.low)} to {formats.scientific(line.high)}"
+
+
+def _origin(line: Line) -> str:
+    if line.status == "not measured":
+        return "–"
+    return "fitted" if line.fitted else "as published"
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("tandem.report", package_path=""),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(clean=formats.clean, count=formats.count, pct=formats.percent)
+    environment.globals.update(value=_value, interval=_interval, origin=_origin)
+    return environment

@@ -1,0 +1,207 @@
+"""The instrument check: what counts as an event, how a frequency is judged, and what the page says."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sample_runs import sample_run
+from tandem import published
+from tandem.bounds import interval
+from tandem.cli.app import main
+from tandem.paper import (
+    CHECKS,
+    CONFIDENCE,
+    ENOUGH_EVENTS,
+    ClassTotals,
+    Measured,
+    clustered,
+    measured,
+    paper,
+    same,
+    unusable,
+)
+from tandem.records import ClassCounts, GradientRecord, RunRecords
+from tandem.report.paper import headline, render, text_lines, write
+from tandem.vocabulary import Workload
+
+STEP = 1000
+
+
+def steps(mismatched: list[int], elements: int = STEP) -> list[ClassTotals]:
+    return [ClassTotals(n, elements, m) for n, m in enumerate(mismatched, start=1)]
+
+
+@pytest.mark.parametrize(
+    ("mismatched", "events", "clusters"),
+    [
+        ([0, 0, 0], 0, [(1000, 0), (1000, 0), (1000, 0)]),
+        ([0, 5, 0], 1, [(1000, 0), (1000, 5), (1000, 0)]),
+        ([3, 4, 0], 1, [(2000, 7), (1000, 0)]),
+        ([3, 0, 4], 1, [(3000, 7)]),
+        ([3, 0, 0, 4], 2, [(1000, 3), (1000, 0), (1000, 0), (1000, 4)]),
+        ([0, 1, 0, 1, 0, 1], 1, [(1000, 0), (5000, 3)]),
+    ],
+)
+def test_an_event_is_a_spike_whatever_its_size(mismatched: list[int], events: int, clusters: list[object]) -> None:
+    got, number = clustered(steps(mismatched))
+    assert number == events
+    assert [c[:2] for c in got] == clusters
+    assert [c[2] for c in got] == [c[1] > 0 for c in got]
+
+
+@given(st.lists(st.integers(0, STEP), min_size=1, max_size=60), st.randoms())
+def test_nothing_is_lost_in_clusters(mismatched: list[int], order: random.Random) -> None:
+    all_steps = steps(mismatched)
+    got, events = clustered(all_steps)
+    assert sum(c[0] for c in got) == STEP * len(mismatched)
+    assert sum(c[1] for c in got) == sum(mismatched)
+    assert sum(c[2] for c in got) == events
+    one = measured(all_steps)
+    order.shuffle(all_steps)
+    assert measured(all_steps) == one
+    assert one.low <= one.frequency <= one.high
+
+
+def test_the_interval_holds_the_truth_as_often_as_it_says() -> None:
+    """Spikes of random size in a tenth of the steps: 99 % intervals miss the true frequency in about 1 of 100 runs."""
+    rng = random.Random(3)
+    missed = 0
+    for _ in range(300):
+        run = [round(rng.expovariate(1 / 50)) + 1 if rng.random() < 0.1 else 0 for _ in range(400)]
+        missed += not measured(steps(run, 10_000)).holds(0.1 * 51.0 / 10_000)
+    assert missed <= 12
+
+
+def test_elements_of_a_spike_do_not_narrow_the_interval() -> None:
+    m = measured(steps([100, 0, 0, 0] * 50, 100_000))
+    low, high = interval(m.mismatched, m.elements, CONFIDENCE)
+    assert m.high - m.low > 5 * (high - low)
+
+
+def with_classes(mismatched: dict[str, int], every: int, count: int, *, verdict: str = "mismatch") -> RunRecords:
+    """A run in which each class has that many elements wrong in every so many steps."""
+    records = sample_run(verdict=verdict, synthetic=True)
+    example = records.steps[-1]
+    made = [
+        msgspec.structs.replace(
+            example,
+            step=n,
+            classes={
+                name: ClassCounts(4, 32768, 4 if n and n % every == 0 else 0, wrong if n and n % every == 0 else 0)
+                for name, wrong in mismatched.items()
+            },
+        )
+        for n in range(count + 1)
+    ]
+    return msgspec.structs.replace(records, steps=made, mismatches=[], faults=[])
+
+
+CHECK = {(c.profile, c.workload): c for c in CHECKS}
+NODE_11 = CHECK["node-11", Workload.SUBMODULE]
+RIGHT = {"fwd/attn/out": 9470, "fwd/ffn/out": 737, "bwd/attn/dx": 2199, "bwd/ffn/dx": 35}
+"""Of 32,768 elements, in every tenth step: node 11's frequencies."""
+
+
+def test_a_frequency_is_read_back_only_with_enough_events() -> None:
+    found = paper({NODE_11: with_classes(RIGHT, 10, 1500)}, quick=False)
+    of_11 = [line for line in found.lines if line.node == "node 11"]
+    assert [line.status for line in of_11] == ["read back"] * 4
+    assert all(line.events == 150 and line.fitted for line in of_11)
+    few = paper({NODE_11: with_classes(RIGHT, 10, 10 * ENOUGH_EVENTS - 1)}, quick=True)
+    assert [line.status for line in few.lines if line.node == "node 11"] == ["too few events"] * 4
+    assert not found.missed
+    assert not few.missed
+
+
+def test_what_is_not_there_is_missed() -> None:
+    wrong = RIGHT | {"bwd/ffn/dx": 70}
+    found = paper({NODE_11: with_classes(wrong, 10, 1500)}, quick=False)
+    assert [line.quantity for line in found.missed] == ["mismatch frequency bwd/ffn"]
+    clean = CHECK["node-2", Workload.SUBMODULE]
+    quiet = paper({clean: with_classes(dict.fromkeys(RIGHT, 0), 10, 200, verdict="match")}, quick=False)
+    assert [line.status for line in quiet.lines if line.node == "node 2"] == ["read back"] * 4
+    loud = paper({clean: with_classes(RIGHT, 10, 200)}, quick=False)
+    assert len(loud.missed) == 4
+
+
+def test_an_inconclusive_run_measures_nothing() -> None:
+    records = with_classes(RIGHT, 10, 1500, verdict="inconclusive")
+    assert unusable(records)
+    found = paper({NODE_11: records}, quick=False)
+    assert not found.measured
+    assert all("inconclusive" in line.why for line in found.lines if line.node == "node 11")
+    assert not same(NODE_11, records)
+
+
+def noisy(worst: float) -> RunRecords:
+    records = with_classes({}, 10, 50)
+    rows = [
+        GradientRecord(
+            run_id=records.run.run_id, attempt=1, step=step, leaf="", noise=worst / step, signal=1.0, suspect=1.0,
+            cosine=0.99, elements=1000, mismatched=10,
+        )
+        for step in (1, 2, 3)
+    ]  # fmt: skip
+    return msgspec.structs.replace(records, gradients=rows)
+
+
+@pytest.mark.parametrize(
+    ("values", "missed"),
+    [((0.051, 0.037, 0.019), 0), ((0.05, 0.04, 0.02), 0), ((0.051, 0.037, 0.03), 1), ((0.03, 0.037, 0.019), 2)],
+)
+def test_wcnts_and_its_order(values: tuple[float, float, float], missed: int) -> None:
+    names = ("node-11", "node-1", "node-4")
+    done = {CHECK[name, Workload.GRADIENT]: noisy(value) for name, value in zip(names, values, strict=True)}
+    found = paper(done, quick=False)
+    assert len(found.missed) == missed
+    assert [line.measured for line in found.lines if line.quantity == "WCNTS"] == list(values)
+
+
+def whole() -> dict[object, object]:
+    done: dict[object, object] = dict.fromkeys(CHECKS, "left out of the quick check")
+    done[NODE_11] = with_classes(RIGHT, 10, 1500)
+    return done
+
+
+def test_the_page_says_what_it_is_and_leaves_nothing_out(tmp_path: Path) -> None:
+    found = paper(whole(), quick=True)  # type: ignore[arg-type]
+    text, page = "\n".join(text_lines(found)), render(found)
+    for words in (text, page):
+        assert "Instrument check" in words
+        assert "not a reproduction of the hardware" in words
+        assert "fitted" in words
+        assert "fine-tuning accuracy" in words
+    for node in published.NODES:
+        assert text.count(f"{node.name} ") >= 4
+    assert headline(found).startswith("4 values read back")
+    assert not re.search(r"https?://|<script|url\(", page)
+    out = write(found, tmp_path / "p.html")
+    assert out.read_text() == page
+    assert json.loads(json.dumps(msgspec.to_builtins(found)))["label"] == found.label
+
+
+def test_a_value_line_of_few_events_says_so() -> None:
+    assert "1 event, 5 elements, 3 steps" in measured(steps([0, 5, 0])).line()
+    assert Measured(0, 0, 0, 0, 0.0, 1.0).frequency == 0.0
+
+
+def test_every_check_names_a_shipped_profile_and_a_spec() -> None:
+    for check in CHECKS:
+        assert check.spec(quick=False).steps == check.steps
+        if check.quick:
+            assert check.spec(quick=True).steps == check.quick
+
+
+def test_an_unknown_profile_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["paper", "--profile", "node-12"])
+    assert stop.value.code == 64
+    assert "choose from node-1, node-2" in capsys.readouterr().err
