@@ -38,19 +38,17 @@ class DriftSuspectSession(DriftSession, SuspectSession):
         if self.prepared.spec.resume:
             self._resume()
         self._report_self_replay(1, "start")
-        first = True
         while True:
-            frame, _ = self.suspect.expect_any(f.Begin, f.Finish, f.Alone, f.Close)
+            frame, _ = self.suspect.expect_any(f.Begin, f.Control, f.Finish, f.Alone, f.Close)
             match frame:
                 case f.Begin(step=0, sync=sync):
                     self._step(0, sync)
                 case f.Begin(step=step):
                     self.load(step)
                     self.suspect.launch(step)
-                    if first:
-                        self.suspect.drain()
-                        self._control_after(step)
-                        first = False
+                case f.Control(step=step):
+                    self.suspect.drain()
+                    self._control_after(step)
                 case f.Finish():
                     self._finish()
                 case f.Alone(step=step):

@@ -159,6 +159,7 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
             if step == done + 1:
                 self._settle()
                 assert self.last is not None
+                self.channel.send(f.Control(step=step))
                 self._control_after(self.last, ControlName.POSITIVE_START)
                 self._settled_at, self._link_bytes = time.monotonic(), self.hooks.counters()
             while len(engine.pending) > AHEAD:

@@ -381,6 +381,12 @@ class SelfReplay(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     lanes: Lanes
 
 
+class Control(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
+    """Where nothing is synchronised: the reference asks for the positive control of a step, now that it is settled."""
+
+    step: Step
+
+
 class PositiveControl(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
     """Precedes the control's `Tensor`; ``digest_ok``: stand-alone and in-program digest were equal."""
 
@@ -422,7 +428,7 @@ Frame: TypeAlias = (
     Attach | Attached | Ack | Heartbeat | Refuse | Chunk | Hello | Welcome | KnownReduction | Begin | Ready | Digests
     | Confirm | Mismatch | InputDigests | InputsUnequal | Tensor | Resend | Want | ReplayDigests | Resume
     | Overwritten | FaultLog | StepDone | Report | Answers | Held | Restore | Restored | Alone | SelfReplay
-    | PositiveControl | Stop | Finish | Close | Bye
+    | Control | PositiveControl | Stop | Finish | Close | Bye
 )  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
