@@ -91,9 +91,10 @@ def test_a_real_gradient_run_measures_the_same_noise() -> None:
     driven = np.array(noise(bed(), recipe, steps))
     assert np.array_equal(measured > 0, driven > 0)
     noisy = driven > 0
-    apart = np.abs(measured[noisy] / driven[noisy] - 1)  # the whole step as one program rounds otherwise
-    assert np.median(apart) < 0.05
-    assert apart[:5].max() < 0.01
+    apart = np.abs(measured[noisy] / driven[noisy] - 1)
+    assert apart[0] < 1e-6
+    # one program rounds otherwise than many, and the parameters go apart
+    assert np.median(apart) < 0.1
 
 
 def test_node_6_has_a_loss_spike_that_wrecks_the_weights() -> None:
