@@ -101,6 +101,8 @@ class NullPass:
     reference: str
     suspect: str
     finished_at: float
+    workload: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tandem.cli import (
+    assess,
     candidates,
     controller,
     db,
@@ -77,6 +78,7 @@ app.command("show")(show.show)
 app.command("verdict")(verdict.verdict)
 app.command("nodes")(nodes.nodes)
 app.command("node")(nodes.node)
+app.command("assess")(assess.assess)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("paper")(paper.paper)

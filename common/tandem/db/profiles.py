@@ -17,6 +17,7 @@ import msgspec
 from sqlalchemy import Connection, Engine, Row, text
 from sqlalchemy.exc import DBAPIError
 
+from tandem.assess import Ended, Wanted, next_run
 from tandem.db import queries
 from tandem.db.engine import one_line, unreachable
 from tandem.errors import DatabaseError, UsageError
@@ -81,7 +82,7 @@ _AS_REFERENCE = text(
     "WHERE r.reference_node = :node AND r.state = 'finished' AND NOT r.synthetic"
 )
 _NULLS = text(
-    "SELECT p.executables, r.reference_node, r.suspect_node, r.finished_at "
+    "SELECT p.executables, r.reference_node, r.suspect_node, r.finished_at, r.workload, r.model "
     "FROM run_profiles p JOIN runs r USING (run_id) "
     "WHERE p.passed_null AND (CAST(:all AS boolean) OR p.executables = ANY(:executables)) AND NOT r.synthetic"
 )
@@ -93,6 +94,10 @@ _UNSTEADY = text(
 _DECISIONS = text(
     "SELECT node, decision, reason, decided_by, decided_at, run_id FROM node_decisions "
     "WHERE CAST(:all AS boolean) OR node = ANY(:nodes) ORDER BY decided_at DESC, decision_id DESC"
+)
+_CONTROLS = text(
+    f"SELECT {_FACTS}, NULL AS detail {_JOINS} WHERE r.kind = '{Kind.NULL}' AND r.model = :model "
+    f"AND r.state = 'finished' AND :node NOT IN (r.reference_node, r.suspect_node) AND {_REAL} ORDER BY r.run_id"
 )
 _FLEET = text(f"SELECT {_FACTS}, NULL AS detail {_JOINS} WHERE {_REAL} ORDER BY r.run_id DESC")
 _LACKING_ANY = (
@@ -277,6 +282,25 @@ def _read_node(engine: Engine, node: str, rules: NodeRules, *, lacking_ok: bool 
     )
 
 
+def next_of_node(engine: Engine, node: str, model: str, rules: NodeRules = NodeRules()) -> Wanted | Ended:  # noqa: B008
+    """The next run of a node's assessment with a preset, or why there is none.
+
+    Raises:
+        DatabaseError: the database failed.
+    """
+    try:
+        catch_up(engine, node)
+        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
+            rows = [*conn.execute(_MINE, {"node": node}), *conn.execute(_OTHERS, {"node": node})]
+            nulls = _nulls(conn, None)
+            decisions = _decisions(conn, [node])[node]
+            controls = [_facts(row) for row in conn.execute(_CONTROLS, {"model": model, "node": node})]
+    except DBAPIError as error:
+        raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+    runs = [_facts(row) for row in rows]
+    return next_run(node, model, runs, nulls, decisions, rules=rules, others=controls)
+
+
 def load_fleet(engine: Engine, rules: NodeRules = NodeRules()) -> list[FleetLine]:  # noqa: B008 - frozen
     """Every node that a real run names, those that need a person first at the top.
 
@@ -369,7 +393,10 @@ def _nulls(conn: Connection, executables: Iterable[str] | None) -> list[NullPass
     if executables is not None and not (executables := list(executables)):
         return []
     found = conn.execute(_NULLS, {"all": executables is None, "executables": executables or []})
-    return [NullPass(r.executables, r.reference_node, r.suspect_node, r.finished_at.timestamp()) for r in found]
+    return [
+        NullPass(r.executables, r.reference_node, r.suspect_node, r.finished_at.timestamp(), r.workload, r.model)
+        for r in found
+    ]
 
 
 def _unsteady(conn: Connection) -> dict[str, float]:

@@ -1,0 +1,215 @@
+"""``tandem assess NODE``: every run that a node needs for its verdict, one after another."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tandem import formats
+from tandem.assess import Ended, Wanted
+from tandem.cli import flags as f
+from tandem.cli.nodes import NODE_EXITS
+from tandem.cli.output import DbOption, JsonOption, database, database_url, emit_json, note, say
+from tandem.errors import UsageError
+from tandem.spec import RunSpec, validate
+from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Kind, Verdict
+
+if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
+LEAST_S = 60
+"""A run shorter than this is not begun: compiling and the controls would be most of it."""
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def assess(
+    node: Annotated[
+        str | None, typer.Argument(metavar="[NODE]", help="The node, in a cluster.", show_default=False)
+    ] = None,
+    local: Annotated[
+        bool, typer.Option("--local", help="Rehearse the procedure on this machine; it says nothing of a node.")
+    ] = False,
+    budget: Annotated[
+        str, typer.Option("--for", metavar="TIME", help="Begin no run after this long: 90m, 4h, 2d.")
+    ] = "4h",
+    each: Annotated[str, typer.Option(metavar="TIME", help="Length of each run.")] = "15m",
+    model: Annotated[str, typer.Option(metavar="PRESET", help="Model preset; tiny never clears a node.")] = "small",
+    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks, one device each.")] = 2,
+    namespace: f.NamespaceOption = None,
+    context: f.ContextOption = None,
+    kubeconfig: f.KubeconfigOption = None,
+    out: Annotated[
+        Path | None, typer.Option("-o", "--out", metavar="FILE", help="Where the node's report goes.")
+    ] = None,
+    db: DbOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Run what a node needs for its verdict: null control, submodules, gradients, findings again elsewhere.
+
+    An interrupted assessment goes on where it was.
+
+    Exit codes: 0 clean, 1 corrupting or suspected, 2 unknown.
+    """
+    if local == (node is not None):
+        raise UsageError("name the node (`tandem candidates` lists those in quarantine), or give --local")
+    seconds, length = duration(budget, "--for"), duration(each, "--each")
+    deadline = time.monotonic() + seconds
+    asked = {"model": model, "tp": tp}
+    validate(RunSpec, asked, "option")
+    if local:
+        return _local(asked, length, deadline, db, json=json)
+    if db is None:
+        raise UsageError(
+            "give --db (or TANDEM_DB), the database of the cluster's controller: the verdict is made of it"
+        )
+    assert node is not None
+    runner = _pair_runner(node, asked, namespace, context, kubeconfig)
+    return _cluster(node, model, runner, length, deadline, db, out, json=json)
+
+
+def duration(text: str, option: str) -> float:
+    """Seconds of ``90m``, ``4h`` ...
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if found is None or not float(found[1]):
+        raise UsageError(f"{option} {text}: give a time such as 90m, 4h or 2d")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _cluster(
+    node: str,
+    model: str,
+    make: Callable[[Wanted, int], None],
+    length: float,
+    deadline: float,
+    db: str,
+    out: Path | None,
+    *,
+    json: bool,
+) -> int:
+    from tandem.db.profiles import load_node, next_of_node
+    from tandem.node_json import to_json
+    from tandem.report import node_page
+    from tandem.report.page import write
+
+    made = 0
+    while True:
+        with database(db) as engine:
+            wanted = next_of_node(engine, node, model)
+        rest = deadline - time.monotonic()
+        if isinstance(wanted, Ended) or rest < LEAST_S:
+            break
+        made += 1
+        note(f"run {made}: {wanted.why} (kind {wanted.kind}, workload {wanted.workload})")
+        make(wanted, int(max(LEAST_S, min(length, rest))))
+    why = wanted.why if isinstance(wanted, Ended) else f"the time is up; next would be {wanted.why}"
+    with database(db) as engine:
+        profile = load_node(engine, node)
+    path = write(node_page.render(profile), out or Path(f"tandem-{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.html"))
+    if json:
+        emit_json({"ended": why, "runs_made": made, "report": str(path), "profile": to_json(profile)})
+    else:
+        say(profile.sentence)
+        say(f"ended after {formats.plural(made, 'run')}: {why}")
+        for line in profile.missing:
+            say(f"missing: {line}")
+        say(f"report: {path}")
+    return NODE_EXITS[profile.verdict]
+
+
+def _pair_runner(
+    node: str, asked: dict[str, Any], namespace: str | None, context: str | None, kubeconfig: str | None
+) -> Callable[[Wanted, int], None]:
+    """Makes a PairRun and follows it to its end; one that an interrupted assessment left unfinished comes first."""
+    from tandem.cli.pair import check_node, create, generated_name, pairrun_spec
+    from tandem.kube.client import Kube
+    from tandem.kube.follow import follow
+    from tandem.kube.paths import PAIRRUNS
+    from tandem.pairrun.changes import told
+    from tandem.pairrun.status import finished, read_status
+
+    kube = Kube.connect(kubeconfig=kubeconfig, context=context, namespace=namespace)
+    check_node(kube, node)
+    stem = f"assess-{node}"
+
+    def watch(name: str) -> None:
+        before = None
+        for obj in follow(kube, name, existed=True, on_trouble=lambda line: note(f"{line}; still trying")):
+            status = read_status(obj.get("status"))
+            for line in told(before, status):
+                note(f"  {line}")
+            before = status
+
+    def make(wanted: Wanted, seconds: int) -> None:
+        left = [
+            obj["metadata"]["name"]
+            for obj in kube.get(PAIRRUNS.path(kube.namespace))["items"]
+            if obj["metadata"]["name"].startswith(f"{stem.lower()}-") and not finished(obj)
+        ]
+        if left:
+            note(f"  first {left[0]}, which was begun before")
+            watch(left[0])
+            return
+        fields = asked | {"workload": wanted.workload, "duration": seconds}
+        spec = pairrun_spec(wanted.kind, None if wanted.kind is Kind.NULL else node, None, fields)
+        made = create(kube, generated_name(stem), spec)
+        watch(str(made["metadata"]["name"]))
+
+    return make
+
+
+def _local(asked: dict[str, Any], length: float, deadline: float, db: str | None, *, json: bool) -> int:
+    """The null control and each workload once on this machine. What ran within the last day need not run again."""
+    from tandem.cli.run import execute
+    from tandem.db.engine import connect
+
+    done: list[dict[str, Any]] = []
+    with database_url(db) as url:
+        for kind in (Kind.NULL, Kind.SUSPECT):
+            for workload in ("submodule", "gradient"):
+                fields = asked | {"kind": kind, "workload": workload, "duration": length}
+                spec = validate(RunSpec, fields, "option")
+                engine = connect(url)
+                try:
+                    earlier = _earlier(engine, spec)
+                finally:
+                    engine.dispose()
+                if earlier is None and deadline - time.monotonic() < min(LEAST_S, length):
+                    done.append({"kind": str(kind), "workload": workload, "verdict": None, "sentence": "not run"})
+                    continue
+                if earlier is None:
+                    run = execute(spec, url).run
+                    earlier = {"run": str(run.run_id), "verdict": run.verdict, "sentence": run.sentence}
+                done.append({"kind": str(kind), "workload": workload} | earlier)
+                if not json:
+                    say(f"{kind} {workload}: {earlier['sentence']}")
+    told = "a rehearsal: both workers ran on this machine, so it says nothing of a node"
+    if json:
+        emit_json({"ended": told, "runs": done})
+    else:
+        say(told)
+    verdicts = {each["verdict"] for each in done}
+    if Verdict.MISMATCH in verdicts:
+        return EXIT_MISMATCH
+    return EXIT_MATCH if verdicts == {Verdict.MATCH} else EXIT_INCONCLUSIVE
+
+
+def _earlier(engine: Engine, spec: RunSpec) -> dict[str, Any] | None:
+    """A conclusive run of the same spec within the last day."""
+    from tandem.db.queries import list_runs
+
+    wanted = spec.model_dump(mode="json")
+    found = list_runs(engine, 200, workload=str(spec.workload), kind=str(spec.kind), synthetic=False, state="finished")
+    for line in found:
+        run = line.run
+        if run.created_at > time.time() - 86400 and run.spec == wanted and run.verdict in ("match", "mismatch"):
+            return {"run": str(run.run_id), "verdict": run.verdict, "sentence": run.sentence}
+    return None

@@ -1,0 +1,133 @@
+"""The next run of a node's assessment, as a table and as a whole procedure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from tandem.assess import PATIENCE, Ended, Wanted, next_run
+from tandem.cli.assess import duration
+from tandem.errors import UsageError
+from tandem.node_verdict import NodeDecision, NodeRules, NullPass, RunFacts
+from tandem.vocabulary import CLEARED, Kind, Workload
+
+MODEL = "small"
+RULES = NodeRules(device_hours=0.5)
+Outcome = Callable[[Wanted, int], str]
+
+
+def run(number: int, workload: str, verdict: str = "match", **more: Any) -> RunFacts:
+    fields: dict[str, Any] = {
+        "run_id": UUID(int=number), "workload": workload, "kind": "suspect", "model": MODEL, "reference": "well-1",
+        "suspect": "sick", "created_at": float(number), "finished_at": number + 0.5, "verdict": verdict,
+        "reason": "completed" if verdict != "inconclusive" else "hung", "executables": f"exe-{workload}",
+        "comparable": True, "findings": int(verdict == "mismatch"), "steps": 100, "elements": 1000,
+        "device_hours": 1.0, "devices": ("gpu:0", "gpu:1"), "device_count": 2,
+    }  # fmt: skip
+    return RunFacts(**fields | more)
+
+
+def null(workload: str) -> NullPass:
+    return NullPass(f"exe-{workload}", "well-1", "well-2", 1.0, workload, MODEL)
+
+
+NULLS = [null("submodule"), null("gradient")]
+CASES: list[tuple[str, list[RunFacts], list[NullPass], tuple[Kind, Workload] | str]] = [
+    ("nothing yet", [], [], (Kind.NULL, Workload.SUBMODULE)),
+    ("a control", [], NULLS[:1], (Kind.SUSPECT, Workload.SUBMODULE)),
+    ("another model's run", [run(1, "submodule", model="tiny")], NULLS, (Kind.SUSPECT, Workload.SUBMODULE)),
+    ("as a reference only", [run(1, "submodule", suspect="x", reference="sick")], NULLS,
+     (Kind.SUSPECT, Workload.SUBMODULE)),
+    ("RQ1 done", [run(1, "submodule")], NULLS[:1], (Kind.NULL, Workload.GRADIENT)),
+    ("RQ1 done, controls too", [run(1, "submodule")], NULLS, (Kind.SUSPECT, Workload.GRADIENT)),
+    ("other executables than the control's", [run(1, "submodule", executables="new")], NULLS,
+     (Kind.NULL, Workload.SUBMODULE)),
+    ("a finding", [run(1, "submodule", "mismatch")], NULLS, (Kind.SWAP, Workload.SUBMODULE)),
+    ("reproduced", [run(1, "submodule", "mismatch"), run(2, "submodule", "mismatch", kind="swap", reference="well-3")],
+     NULLS, "corrupting"),
+    ("one inconclusive", [run(1, "submodule", "inconclusive", findings=0)], NULLS, (Kind.SUSPECT, Workload.SUBMODULE)),
+    ("inconclusive again and again", [run(n, "submodule", "inconclusive", findings=0) for n in range(1, 1 + PATIENCE)],
+     NULLS, "mend that first"),
+    ("not reproduced", [run(1, "submodule", "mismatch"),
+                        *(run(n, "submodule", kind="swap", reference="well-3") for n in (2, 3)),
+                        run(4, "gradient")], NULLS, "did not reproduce"),
+    ("both done, more hours", [run(1, "submodule", device_hours=0.3), run(2, "gradient", device_hours=0.2)], NULLS,
+     (Kind.SUSPECT, Workload.GRADIENT)),
+    ("covered", [run(1, "submodule"), run(2, "gradient")], NULLS, "clean"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("runs", "nulls", "wanted"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_next(runs: list[RunFacts], nulls: list[NullPass], wanted: tuple[Kind, Workload] | str) -> None:
+    found = next_run("sick", MODEL, runs, nulls, rules=RULES)
+    if isinstance(wanted, str):
+        assert isinstance(found, Ended)
+        assert wanted in found.why
+    else:
+        assert isinstance(found, Wanted), found
+        assert (found.kind, found.workload) == wanted
+
+
+def test_what_was_before_a_persons_decision_is_run_again() -> None:
+    runs = [run(1, "submodule"), run(2, "gradient")]
+    cleared = NodeDecision(CLEARED, "new board", "me", 10.0)
+    found = next_run("sick", MODEL, runs, NULLS, [cleared], rules=RULES)
+    assert isinstance(found, Wanted)
+    assert (found.kind, found.workload) == (Kind.SUSPECT, Workload.SUBMODULE)
+
+
+def test_a_control_that_stays_inconclusive_ends_it() -> None:
+    others = [run(n, "submodule", "inconclusive", kind="null", suspect="well-1", reference="well-2") for n in (1, 2)]
+    found = next_run("sick", MODEL, [], [], rules=RULES, others=others)
+    assert isinstance(found, Ended)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ends", "kinds"),
+    [
+        (lambda *_: "match", "clean", ["null", "suspect", "null", "suspect", "suspect"]),
+        (lambda w, _: "match" if w.kind is Kind.NULL else "mismatch", "corrupting", ["null", "suspect", "swap"]),
+        (lambda *_: "inconclusive", "mend that first", ["null", "null"]),
+    ],
+    ids=["healthy", "bad", "broken set-up"],
+)
+def test_the_whole_procedure_ends(outcome: Outcome, ends: str, kinds: list[str]) -> None:
+    """Each step follows from what is stored alone: run what is wanted, store it, ask again."""
+    runs: list[RunFacts] = []
+    others: list[RunFacts] = []
+    nulls: list[NullPass] = []
+    made = []
+    for number in range(1, 20):
+        wanted = next_run("sick", MODEL, runs, nulls, rules=RULES, others=others)
+        if isinstance(wanted, Ended):
+            assert ends in wanted.why
+            break
+        made.append(str(wanted.kind))
+        verdict = outcome(wanted, number)
+        if wanted.kind is Kind.NULL:
+            others.append(run(number, wanted.workload, verdict, kind="null", suspect="well-1", reference="well-2"))
+            nulls += [null(wanted.workload)] if verdict == "match" else []
+        else:
+            reference = "well-3" if wanted.kind is Kind.SWAP else "well-1"
+            runs.append(
+                run(number, wanted.workload, verdict, kind=str(wanted.kind), reference=reference, device_hours=0.4)
+            )
+    else:
+        pytest.fail(f"it never ends: {made}")
+    assert made == kinds
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("30s", 30), ("90m", 5400), ("4h", 14400), ("2d", 172800), ("1.5h", 5400)]
+)
+def test_times(text: str, seconds: float) -> None:
+    assert duration(text, "--for") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "4", "h", "-4h", "4 hours", "0s", "nanh"])
+def test_no_times(text: str) -> None:
+    with pytest.raises(UsageError, match="--for"):
+        duration(text, "--for")
