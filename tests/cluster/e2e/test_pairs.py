@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 
-from cluster.e2e.installation import NAMESPACE, Tandem
-from cluster.handle import until
+from cluster.e2e.installation import CACHE, NAMESPACE, Tandem
+from cluster.handle import BareCluster, until
+from plugins import parts
+from quiz import write_quiz
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 
@@ -55,6 +58,40 @@ def test_a_gradient_run_measures_the_noise_of_a_corrupting_suspect(tandem: Tande
     assert {line["family"] for line in shown["table"]} == {"dw"}
     assert shown["mismatched_elements"] > 0
     tandem.delete("noise")
+
+
+def test_training_keeps_its_checkpoints_on_a_volume_of_each_node(tandem: Tandem) -> None:
+    if not isinstance(tandem.cluster, BareCluster):
+        parts.skip("machines")
+    with tandem.quarantined():
+        tandem.create("drift", workload={"name": "training", "steps": 3, "checkpoints": "/compiled/checkpoints"})
+        status = tandem.verdict("drift")
+    assert status.verdict == "match", status.message
+    assert (tandem.show("drift")["workload"], tandem.show("drift")["steps_compared"]) == ("training", 3)
+    for node, role in ((tandem.reference, Role.REFERENCE), (tandem.suspect, Role.SUSPECT)):
+        kept = tandem.cluster.enter(node, "ls", f"{CACHE}/checkpoints/{role}")
+        assert "3" in kept.split()
+    tandem.delete("drift")
+
+
+def test_fine_tuning_asks_questions_from_a_volume(tandem: Tandem, tmp_path: Path) -> None:
+    if not isinstance(tandem.cluster, BareCluster):
+        parts.skip("machines")
+    path = write_quiz(tmp_path, per_task=12)[0]
+    for node in tandem.cluster.nodes:
+        tandem.cluster.enter(node, "install", "-D", "-m", "0644", str(path), f"{CACHE}/quiz/{path.name}")
+    workload = {
+        "name": "finetune", "questions": [f"/compiled/quiz/{path.name}"], "steps": 2, "batch": 2, "sequence": 96,
+        "heldOutPercent": 40,
+    }  # fmt: skip
+    with tandem.quarantined():
+        tandem.create("quiz", workload=workload)
+        status = tandem.verdict("quiz")
+    assert status.verdict == "match", status.message
+    shown = tandem.show("quiz")
+    assert shown["workload"] == "finetune"
+    assert shown["answers"]
+    tandem.delete("quiz")
 
 
 def test_the_suspect_reaches_its_partners_port_and_dns_and_nothing_else(tandem: Tandem) -> None:
