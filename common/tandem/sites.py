@@ -52,6 +52,13 @@ FREQUENCY: dict[str, tuple[str, ...]] = {Workload.SUBMODULE: ("out", "dx"), Work
 Training and fine-tuning are not synchronised: after the first difference everything differs, so they have none."""
 
 
+COUNTED: dict[str, str] = {
+    Workload.SUBMODULE: "per-rank partials, before the reduction",
+    Workload.GRADIENT: "gradient leaves",
+}
+"""The same in words."""
+
+
 def in_frequency(family: str, workload: str = Workload.SUBMODULE) -> bool:
     """Whether a tensor family counts in the phase x module table of a workload."""
     return family in FREQUENCY.get(workload, ())

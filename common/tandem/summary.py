@@ -188,7 +188,7 @@ def summarise(records: RunRecords) -> RunSummary:
         over_steps=[parts.point(s, workload) for s in steps],
         site_map=parts.site_map(rows),
         rank_map=parts.site_map(rows, lambda row: row.rank),
-        rates=class_rates(steps),
+        rates=class_rates(steps, workload),
         overall=overall(steps),
         timing=timing_of(steps),
         controls=parts.controls(records),

@@ -23,13 +23,13 @@ class Rates:
     """How many times larger the variance per element is than if elements were independent."""
 
 
-def class_rates(steps: Iterable[StepRecord]) -> dict[tuple[str, str], Rates]:
-    """(phase, module) -> rates of its per-rank partials, as in the paper's table."""
+def class_rates(steps: Iterable[StepRecord], workload: str) -> dict[tuple[str, str], Rates]:
+    """(phase, module) -> rates of what counts in the workload's table."""
     by_cell: dict[tuple[str, str], list[ClassCounts]] = {}
     for step in steps:
         for name, counts in step.classes.items():
             phase, module, family = [*name.split("/"), "", ""][:3]
-            if in_frequency(family):
+            if in_frequency(family, workload):
                 by_cell.setdefault((phase, module), []).append(counts)
     return {cell: _rates([c] for c in found) for cell, found in by_cell.items()}
 

@@ -217,6 +217,7 @@ def test_how_to_repeat_it_asks_for_the_same_run(spec: RunSpec, tmp_path: Path, m
 def test_paths_of_a_spec_mean_the_same_in_every_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "spec.yaml").write_text("data: [a.txt, /b.txt]\nfault: f.toml")
+    (tmp_path / "f.toml").touch()
     spec = cli.read_spec(Path("spec.yaml"), {"weights": Path("w"), "tokenizer": Path("../t.json")})
     paths = [*spec.data, spec.fault, spec.weights, spec.tokenizer]
     assert all(path is not None and path.is_absolute() for path in paths)

@@ -131,7 +131,10 @@ def test_a_pairruns_spec_holds_what_was_asked_and_nothing_else() -> None:
         ({"asked": {"workload": "finetune"}}, "needs questions"),
         ({"asked": {"weights": Path("w")}}, "--weights w: give the path in the pods"),
         ({"asked": {"data": [Path("/a"), Path("b")]}}, "--data b: give the path in the pods"),
-        ({"asked": {"fault": Path("nosuch")}}, "--fault nosuch: use bursts, demo, .* or give the path in the pods"),
+        (
+            {"asked": {"fault": Path("nosuch")}},
+            "--fault nosuch: use anatomy, bursts, demo, .* or give the path in the pods",
+        ),
         ({"asked": {"fault": Path("a/b.toml")}}, "--fault a/b.toml: use "),
         ({"node": "Not A Node"}, "nodeName"),
     ],

@@ -168,4 +168,6 @@ def test_show_tells_the_parts() -> None:
     assert f"of {STEPS} steps" in gradient
     assert "first divergence: step 12" in training
     assert "loss spikes of the suspect: 1, beginning at step 33" in training
+    assert "gradient leaves" in gradient
     assert "per-rank partials" not in gradient + training
+    assert "gradient leaves" not in training

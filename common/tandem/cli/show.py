@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tandem import formats
 from tandem.cli.output import DbOption, JsonOption, RunArgument, database, emit_json, load, say
+from tandem.sites import COUNTED
 from tandem.summary import RunSummary
 from tandem.vocabulary import Workload
 
@@ -31,7 +32,7 @@ def lines(s: RunSummary) -> list[str]:
     for part in (tables.noise_lines(s), tables.drift_lines(s), tables.answer_lines(s)):
         out += ["", *part] if part else []
     if s.table or s.run.workload == Workload.SUBMODULE:
-        out += ["", "per-rank partials, before the reduction", *tables.phase_module_table(s)]
+        out += ["", COUNTED.get(s.run.workload, ""), *tables.phase_module_table(s)]
     if other := tables.other_table(s):
         out += ["", "other tensors, outside the frequency", *other]
     if s.findings:
