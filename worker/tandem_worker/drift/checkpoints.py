@@ -11,7 +11,9 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,9 +115,12 @@ class Store:
             "suspect": {slot: value.hex() for slot, value in suspect.items()}, "diverged": diverged,
         }  # fmt: skip
         try:
-            _orbax().save(
-                self.folder / str(step), dict(state), custom_metadata={"tandem": json.dumps(saved)}, overwrite=True
-            )
+            with _orbax() as orbax:
+                orbax.save(
+                    self.folder / str(step), dict(state), custom_metadata={"tandem": json.dumps(saved)}, overwrite=True
+                )
+            if step not in self.steps():
+                raise OSError("the library says that it is saved, and it is not there")
             for old in self.steps()[:-KEPT]:
                 shutil.rmtree(self.folder / str(old))
         except Exception as error:  # the library raises whatever its parts raise
@@ -150,7 +155,8 @@ def load_slots(path: Path, specs: Mapping[str, TensorSpec], mesh: Any) -> Slots:
         for slot, spec in specs.items()
     }
     try:
-        return dict(_orbax().load(path, wanted))
+        with _orbax() as orbax:
+            return dict(orbax.load(path, wanted))
     except Exception as error:  # the library raises whatever its parts raise
         raise CheckpointError(f"checkpoint {path} is cut off or damaged: {_line(error)}") from None
 
@@ -204,7 +210,8 @@ def read_saved(path: Path) -> Saved:
     if not path.is_dir():
         raise CheckpointError(f"checkpoint {path} is missing: give the folder of one step, such as .../reference/100")
     try:
-        raw = json.loads(_orbax().metadata(path).custom_metadata["tandem"])
+        with _orbax() as orbax:
+            raw = json.loads(orbax.metadata(path).custom_metadata["tandem"])
         if raw.pop("format") != FORMAT:
             raise CheckpointError(f"checkpoint {path} was written by another version of Tandem")
         return Saved(**raw)
@@ -231,12 +238,18 @@ def content_digest(path: Path) -> str:
     return hashlib.sha256(json.dumps([saved.step, saved.digests], sort_keys=True).encode()).hexdigest()
 
 
-def _orbax() -> Any:
+_ALONE = threading.Lock()
+"""The library's event loop serves one thread of a process at a time; a second save meanwhile is lost without a word."""
+
+
+@contextmanager
+def _orbax() -> Iterator[Any]:
     """Imported where it is used: it takes seconds."""
     from orbax.checkpoint import v1
 
     logging.getLogger("absl").setLevel(logging.ERROR)
-    return v1
+    with _ALONE:
+        yield v1
 
 
 def _line(error: Exception) -> str:
