@@ -56,4 +56,6 @@ class Api:
         found = self.get(f"/api/v1/nodes/{node}")
         conditions = {c["type"]: c["status"] for c in found["status"].get("conditions", [])}
         taints = [taint["key"] for taint in found["spec"].get("taints", [])]
-        return conditions.get("Ready") == "True" and not any(key.startswith("node.kubernetes.io/") for key in taints)
+        # A cordon is somebody's wish, and says nothing of the node's health.
+        sick = [key for key in taints if key.startswith("node.kubernetes.io/") and not key.endswith("/unschedulable")]
+        return conditions.get("Ready") == "True" and not sick
