@@ -55,7 +55,7 @@ def test_a_gradient_run_measures_the_noise_of_a_corrupting_suspect(tandem: Tande
     assert status.verdict == "mismatch", status.message
     shown = tandem.show("noise")
     assert (shown["workload"], shown["steps_compared"]) == ("gradient", 3)
-    assert {line["family"] for line in shown["table"]} == {"dw"}
+    assert {line["tensor"] for line in shown["table"]} == {"dw"}
     assert shown["mismatched_elements"] > 0
     tandem.delete("noise")
 
