@@ -6,21 +6,14 @@ any of that, side by side in one process; and the pair's synchronised step again
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
 from bench.devices import use_devices
 from bench.options import Options
 from bench.pair import interleaved
 from bench.results import Row, row
-from bench.stats import Estimate, quantile, ratios, shuffled_blocks
-from bench.telling import tell
+from bench.stats import Estimate, quantile, ratios
+from bench.turns import State, Step, take_turns
 from tandem.spec import resolve
 from tandem.vocabulary import Workload
-
-WARMUP = 2
-State = dict[str, Any]
 
 
 def measure(options: Options) -> list[Row]:
@@ -45,8 +38,6 @@ def measure(options: Options) -> list[Row]:
 def _program(options: Options) -> Estimate:
     """Both in this process, interleaved, each training its own copy of the same model on the same data."""
     use_devices(options.tp)
-    import jax
-
     from bench.fused import fused_step
     from tandem_worker.data import open_data
     from tandem_worker.model.init import random_parameters, step_inputs
@@ -70,18 +61,9 @@ def _program(options: Options) -> Estimate:
 
     fused = fused_step(made.submodules, model, training, made.mesh, digests=False)
     compiled = fused.lower(start(), inputs(1)).compile()
-    kinds: dict[str, Callable[[State, int], State]] = {
+    kinds: dict[str, Step] = {
         "whole": whole, "fused": lambda state, step: compiled(state, inputs(step))[0],
     }  # fmt: skip
     states = {kind: start() for kind in kinds}
-    wall: list[dict[str, float]] = []
-    for number, block in enumerate(shuffled_blocks(list(kinds), WARMUP + options.blocks, options.seed), start=1):
-        tell(f"block {number}/{WARMUP + options.blocks}")
-        wall.append({})
-        for kind in block:
-            began = time.monotonic()
-            states[kind] = kinds[kind](states[kind], number)
-            jax.block_until_ready(states[kind])
-            wall[-1][kind] = time.monotonic() - began
-    tell()
-    return quantile(ratios(wall[WARMUP:], "whole", "fused"))
+    wall = take_turns(kinds, states, options.blocks, options.seed)
+    return quantile(ratios(wall, "whole", "fused"))

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from typing import Any
-
 from bench.devices import use_devices
 from bench.options import Options
 from bench.results import Row, row
-from bench.stats import quantile, ratios, shuffled_blocks
-from bench.telling import tell
+from bench.stats import quantile, ratios
+from bench.turns import State, Step, take_turns
 from tandem.spec import resolve
 from tandem.vocabulary import Workload
-
-WARMUP = 2
-State = dict[str, Any]
 
 
 def training(options: Options) -> list[Row]:
@@ -25,7 +18,6 @@ def training(options: Options) -> list[Row]:
     own thread sends; everything that the step's side does for it is in the figure.
     """
     use_devices(options.tp)
-    import jax
     import numpy as np
 
     from tandem_worker.data import open_data
@@ -43,7 +35,7 @@ def training(options: Options) -> list[Row]:
     }
     data = open_data([], None, seed=0, batch=shape.batch, sequence=shape.sequence, vocab=model.vocab)
 
-    def stepper(kind: str) -> Callable[[State, int], State]:
+    def stepper(kind: str) -> Step:
         chain = chains[kind]
         (op,) = chain.plan.ops
         masters = chain.op_of(SKETCH).inputs
@@ -71,17 +63,7 @@ def training(options: Options) -> list[Row]:
 
     kinds = {kind: stepper(kind) for kind in chains}
     states = {k: random_parameters(c.plan, model, c.mesh, options.seed) for k, c in chains.items()}
-    wall: list[dict[str, float]] = []
-    for number, block in enumerate(shuffled_blocks(list(kinds), WARMUP + options.blocks, options.seed), start=1):
-        tell(f"block {number}/{WARMUP + options.blocks}")
-        wall.append({})
-        for kind in block:
-            began = time.monotonic()
-            states[kind] = kinds[kind](states[kind], number)
-            jax.block_until_ready(states[kind])
-            wall[-1][kind] = time.monotonic() - began
-    tell()
-    del wall[:WARMUP]
+    wall = take_turns(kinds, states, options.blocks, options.seed)
     return [
         row(
             "training.step", "clean step of a training run with digests and sketch / undisturbed step",

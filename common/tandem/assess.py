@@ -8,8 +8,9 @@ goes on where it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tandem.node_verdict import NodeDecision, NodeRules, NullPass, RunFacts, before_clearance, cleared_at, decide_node
 from tandem.vocabulary import Kind, NodeVerdict, Verdict, Workload
@@ -47,6 +48,7 @@ def next_run(
     *,
     rules: NodeRules = NodeRules(),  # noqa: B008 - frozen
     others: Sequence[RunFacts] = (),
+    unsteady: Mapping[str, float] = MappingProxyType({}),
 ) -> Wanted | Ended:
     """The next run, or why there is none.
 
@@ -58,8 +60,9 @@ def next_run(
         decisions: of people, about this node.
         rules: what `clean` takes.
         others: finished null runs of this model between other nodes, the newest last, for what is inconclusive.
+        unsteady: as of `decide_node`: the verdict here and in the node's profile is one.
     """
-    decided = decide_node(node, runs, nulls=nulls, decisions=decisions, rules=rules)
+    decided = decide_node(node, runs, nulls=nulls, unsteady=unsteady, decisions=decisions, rules=rules)
     if decided.verdict in (NodeVerdict.CORRUPTING, NodeVerdict.CLEAN):
         return Ended(decided.sentence)
     after = cleared_at(decisions)
@@ -70,7 +73,8 @@ def next_run(
         ),
         key=lambda r: (r.created_at, r.run_id),
     )  # fmt: skip
-    passed = {n.executables for n in nulls if node not in (n.reference, n.suspect)}
+    nulls = [n for n in nulls if node not in (n.reference, n.suspect)]
+    passed = {n.executables for n in nulls}
     for workload in (Workload(w) for w in rules.workloads):
         own = [r for r in mine if r.workload == workload]
         told = [r for r in own if r.conclusive]
@@ -78,18 +82,20 @@ def next_run(
             return _unless_stuck([r for r in others if r.workload == workload], Kind.NULL, workload, "the null control")
         if not told:
             return _unless_stuck(own, Kind.SUSPECT, workload, "the node against a reference")
-        if not any(r.executables in passed for r in told):
+        found = [r for r in told if r.verdict == Verdict.MISMATCH]
+        if not any(r.executables in passed for r in found or told):
             return _unless_stuck(
                 [r for r in others if r.workload == workload], Kind.NULL, workload,
                 "a null run of the same executables",
             )  # fmt: skip
-        found = [r for r in told if r.verdict == Verdict.MISMATCH]
         again = [r for r in told if r.kind == Kind.SWAP]
         if found and len({r.reference for r in found}) < 2 and len(again) < REPETITIONS:
             swaps = [r for r in own if r.kind == Kind.SWAP]
             return _unless_stuck(swaps, Kind.SWAP, workload, "the finding again, with another reference")
     if any(r.verdict == Verdict.MISMATCH for r in mine):
         return Ended(f"{decided.sentence}; {REPETITIONS} runs with another reference did not reproduce it")
+    if rules.small(model):
+        return Ended(f"{decided.sentence}; model {model} is too small to clear a node: give a larger --model")
     hours = {w: sum(r.device_hours for r in mine if r.workload == w and r.conclusive) for w in rules.workloads}
     least = Workload(min(rules.workloads, key=lambda w: hours[w]))
     own = [r for r in mine if r.workload == least]

@@ -217,6 +217,8 @@ def test_a_suspects_checkpoint_that_is_not_what_it_reported_is_a_finding(tmp_pat
     shutil.rmtree(mine)
     shutil.copytree(theirs, mine)
     (mine / "_CHECKPOINT_METADATA").write_text(json.dumps(swapped))
+    sizes = {str(p.relative_to(mine)): p.stat().st_size for p in sorted(mine.rglob("*")) if p.is_file()}
+    (tmp_path / "suspect" / "2.files").write_text(json.dumps(sizes))
     outcome = pair(tmp_path, 3, resume=True, fault=False)
     clean_end(outcome)
     assert decide(outcome.records).verdict is Verdict.MISMATCH

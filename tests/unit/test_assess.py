@@ -10,6 +10,7 @@ import pytest
 
 from tandem.assess import PATIENCE, Ended, Wanted, next_run
 from tandem.cli.assess import duration
+from tandem.cli.pair import is_generated
 from tandem.errors import UsageError
 from tandem.node_verdict import NodeDecision, NodeRules, NullPass, RunFacts
 from tandem.vocabulary import CLEARED, Kind, Workload
@@ -56,6 +57,10 @@ CASES: list[tuple[str, list[RunFacts], list[NullPass], tuple[Kind, Workload] | s
                         run(4, "gradient")], NULLS, "did not reproduce"),
     ("both done, more hours", [run(1, "submodule", device_hours=0.3), run(2, "gradient", device_hours=0.2)], NULLS,
      (Kind.SUSPECT, Workload.GRADIENT)),
+    ("both done, executables of the finding without a control",
+     [run(1, "submodule"), run(2, "submodule", "mismatch", executables="new")], NULLS, (Kind.NULL, Workload.SUBMODULE)),
+    ("a control in which the node itself took part", [], [NullPass("exe", "sick", "x", 1.0, "submodule", MODEL)],
+     (Kind.NULL, Workload.SUBMODULE)),
     ("covered", [run(1, "submodule"), run(2, "gradient")], NULLS, "clean"),
 ]  # fmt: skip
 
@@ -69,6 +74,33 @@ def test_next(runs: list[RunFacts], nulls: list[NullPass], wanted: tuple[Kind, W
     else:
         assert isinstance(found, Wanted), found
         assert (found.kind, found.workload) == wanted
+
+
+def test_a_reference_that_differed_from_itself_makes_nobody_corrupting() -> None:
+    """As in the node's profile: with it, two references are one."""
+    runs = [run(1, "submodule", "mismatch"), run(2, "submodule", "mismatch", kind="swap", reference="well-3")]
+    found = next_run("sick", MODEL, runs, NULLS, rules=RULES, unsteady={"well-3": float("inf")})
+    assert not (isinstance(found, Ended) and "corrupting" in found.why)
+
+
+def test_a_model_that_clears_no_node_is_not_run_for_ever() -> None:
+    runs = [run(1, "submodule", model="tiny"), run(2, "gradient", model="tiny")]
+    found = next_run("sick", "tiny", runs, NULLS, rules=RULES)
+    assert isinstance(found, Ended)
+    assert "too small" in found.why
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("assess-node-1-bcdfg", True),
+        ("assess-node-1-b-bcdfg", False),
+        ("assess-node-1-aeiou", False),
+        ("node-1-bcdfg", False),
+    ],
+)
+def test_another_nodes_assessment_is_not_taken_for_this_ones(name: str, ours: bool) -> None:
+    assert is_generated(name, "assess-node-1") is ours
 
 
 def test_what_was_before_a_persons_decision_is_run_again() -> None:

@@ -29,7 +29,8 @@ from tandem.paper import (
     unusable,
 )
 from tandem.records import ClassCounts, GradientRecord, RunRecords
-from tandem.report.paper import headline, render, text_lines, write
+from tandem.report.page import write
+from tandem.report.paper import headline, render, text_lines
 from tandem.vocabulary import Workload
 
 STEP = 1000
@@ -183,7 +184,7 @@ def test_the_page_says_what_it_is_and_leaves_nothing_out(tmp_path: Path) -> None
         assert text.count(f"{node.name} ") >= 4
     assert headline(found).startswith("4 values read back")
     assert not re.search(r"https?://|<script|url\(", page)
-    out = write(found, tmp_path / "p.html")
+    out = write(render(found), tmp_path / "p.html")
     assert out.read_text() == page
     assert json.loads(json.dumps(msgspec.to_builtins(found)))["label"] == found.label
 

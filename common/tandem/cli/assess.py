@@ -129,7 +129,7 @@ def _pair_runner(
     node: str, asked: dict[str, Any], namespace: str | None, context: str | None, kubeconfig: str | None
 ) -> Callable[[Wanted, int], None]:
     """Makes a PairRun and follows it to its end; one that an interrupted assessment left unfinished comes first."""
-    from tandem.cli.pair import check_node, create, generated_name, pairrun_spec
+    from tandem.cli.pair import check_node, create, generated_name, is_generated, pairrun_spec
     from tandem.kube.client import Kube
     from tandem.kube.follow import follow
     from tandem.kube.paths import PAIRRUNS
@@ -152,7 +152,7 @@ def _pair_runner(
         left = [
             obj["metadata"]["name"]
             for obj in kube.get(PAIRRUNS.path(kube.namespace))["items"]
-            if obj["metadata"]["name"].startswith(f"{stem.lower()}-") and not finished(obj)
+            if is_generated(obj["metadata"]["name"], stem) and not finished(obj)
         ]
         if left:
             note(f"  first {left[0]}, which was begun before")

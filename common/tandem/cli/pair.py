@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 EXIT_INTERRUPTED = 130
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+_TAIL = 5
 """Of a generated name's end: none makes a word."""
 
 
@@ -153,8 +154,13 @@ def _check_fault(fault: Path | None) -> None:
 
 def generated_name(stem: str) -> str:
     """A name that no other PairRun has."""
-    tail = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(5))
+    tail = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(_TAIL))
     return f"{stem.lower()[:200].strip('-.')}-{tail}"
+
+
+def is_generated(name: str, stem: str) -> bool:
+    """Whether ``generated_name`` may have made a name from a stem, and not from one that begins with it."""
+    return name[:-_TAIL] == generated_name(stem)[:-_TAIL] and set(name[-_TAIL:]) <= set(_LETTERS)
 
 
 def check_node(kube: Kube, node: str) -> None:

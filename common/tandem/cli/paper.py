@@ -68,9 +68,10 @@ def paper(
         for line in text_lines(found):
             say(line)
     if output is not None and output != Path("-"):
-        from tandem.report.paper import write
+        from tandem.report.page import write
+        from tandem.report.paper import render
 
-        note(f"page: {write(found, output)}")
+        note(f"page: {write(render(found), output)}")
     failed = [check for check in todo if not _usable(done[check])]
     raise typer.Exit(EXIT_MISMATCH if found.missed else EXIT_INCONCLUSIVE if failed else EXIT_MATCH)
 

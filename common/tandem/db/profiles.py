@@ -294,11 +294,12 @@ def next_of_node(engine: Engine, node: str, model: str, rules: NodeRules = NodeR
             rows = [*conn.execute(_MINE, {"node": node}), *conn.execute(_OTHERS, {"node": node})]
             nulls = _nulls(conn, None)
             decisions = _decisions(conn, [node])[node]
+            unsteady = _unsteady(conn)
             controls = [_facts(row) for row in conn.execute(_CONTROLS, {"model": model, "node": node})]
     except DBAPIError as error:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
     runs = [_facts(row) for row in rows]
-    return next_run(node, model, runs, nulls, decisions, rules=rules, others=controls)
+    return next_run(node, model, runs, nulls, decisions, rules=rules, others=controls, unsteady=unsteady)
 
 
 def load_fleet(engine: Engine, rules: NodeRules = NodeRules()) -> list[FleetLine]:  # noqa: B008 - frozen

@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from functools import cache
-from importlib import resources
-from importlib.metadata import version
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from tandem import formats, published
-from tandem.errors import SetupError
+from tandem import formats
 from tandem.paper import Line, Paper
-
-if TYPE_CHECKING:
-    import jinja2
+from tandem.report.page import html
 
 MARKS = {"read back": "ok", "too few events": "missing", "missed": "failed", "not measured": "missing"}
 """Status -> class of the style sheet."""
@@ -23,36 +12,8 @@ MARKS = {"read back": "ok", "too few events": "missing", "missed": "failed", "no
 
 def render(paper: Paper) -> str:
     """The page as HTML text."""
-    return (
-        _environment()
-        .get_template("paper.html.j2")
-        .render(
-            p=paper,
-            headline=headline(paper),
-            published=published,
-            marks=MARKS,
-            style=resources.files("tandem.report").joinpath("style.css").read_text(),
-            version=version("tandem-sdc"),
-        )
-    )
-
-
-def write(paper: Paper, path: Path) -> Path:
-    """Render into ``path``; the file appears only when it is complete.
-
-    Raises:
-        SetupError: the file cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        partial.write_text(render(paper), encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        raise SetupError(f"cannot write {path}: {error.strerror}: choose another file with -o") from error
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-    return path
+    shown = {"value": _value, "interval": _interval, "origin": _origin}
+    return html("paper.html.j2", (), p=paper, headline=headline(paper), marks=MARKS, **shown)
 
 
 def headline(paper: Paper) -> str:
@@ -110,19 +71,3 @@ def _origin(line: Line) -> str:
     if line.status == "not measured":
         return "–"
     return "fitted" if line.fitted else "as published"
-
-
-@cache
-def _environment() -> jinja2.Environment:
-    import jinja2
-
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("tandem.report", package_path=""),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters.update(clean=formats.clean, count=formats.count, pct=formats.percent)
-    environment.globals.update(value=_value, interval=_interval, origin=_origin)
-    return environment

@@ -121,8 +121,9 @@ class Store:
                 )
             if step not in self.steps():
                 raise OSError("the library says that it is saved, and it is not there")
+            self._listing(step).write_text(json.dumps(_sizes(self.folder / str(step))))
             for old in self.steps()[:-KEPT]:
-                shutil.rmtree(self.folder / str(old))
+                self._drop(old)
         except Exception as error:  # the library raises whatever its parts raise
             raise CheckpointError(f"checkpoint {self.folder / str(step)} cannot be written: {_line(error)}") from None
 
@@ -130,7 +131,17 @@ class Store:
         """Drop later checkpoints: the training goes on from ``step`` and will write its own."""
         for later in self.steps():
             if later > step:
-                shutil.rmtree(self.folder / str(later))
+                self._drop(later)
+
+    def _listing(self, step: int) -> Path:
+        """Sizes of a checkpoint's files, written behind it: the library leaves its threads behind where a file ends
+        too early, so that one is not even opened.
+        """
+        return self.folder / f"{step}.files"
+
+    def _drop(self, step: int) -> None:
+        shutil.rmtree(self.folder / str(step))
+        self._listing(step).unlink(missing_ok=True)
 
     def load(self, step: int, specs: Mapping[str, TensorSpec], mesh: Any) -> tuple[Slots, Saved]:
         """The state after a step, on the mesh; the values are not checked yet.
@@ -138,7 +149,10 @@ class Store:
         Raises:
             CheckpointError: it is cut off, damaged, or does not have these slots.
         """
-        saved = read_saved(self.folder / str(step))
+        path, listing = self.folder / str(step), self._listing(step)
+        saved = read_saved(path)
+        if not listing.exists() or json.loads(listing.read_text() or "{}") != _sizes(path):
+            raise CheckpointError(f"checkpoint {path} is cut off or damaged: its files are not those that were saved")
         self.lineage = saved.lineage
         return load_slots(self.folder / str(step), specs, mesh), saved
 
@@ -236,6 +250,11 @@ def content_digest(path: Path) -> str:
     """Digest of a checkpoint's values, part of parity where both sides start from it."""
     saved = read_saved(path)
     return hashlib.sha256(json.dumps([saved.step, saved.digests], sort_keys=True).encode()).hexdigest()
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of every file, by its path in the folder."""
+    return {str(p.relative_to(folder)): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 _ALONE = threading.Lock()

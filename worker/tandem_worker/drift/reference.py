@@ -147,20 +147,6 @@ class DriftReference(WholeReference):
         self._add_equal(run, set(unequal), norms)
         return norms
 
-    def _store_inputs(self, run: Execution, differing: list[tuple[int, int]]) -> None:
-        """Cause ``state``: what the suspect kept from the last step, whose digests were equal, had changed."""
-        self.channel.send(
-            f.InputsUnequal(step=run.step, op=run.op.index, generation=self.generation, unequal=differing)
-        )
-        for index, rank in differing:
-            theirs = self._fetch(run, "input", index, rank)
-            mine = self.machine.shard(run.inputs[index], rank)
-            difference = compare(theirs, mine)
-            self._store(
-                run, 0, rank, Cause.STATE, f"input.{run.op.input_names[index]}", mine.size,
-                difference.fields() if difference else {"mismatched": 0},
-            )  # fmt: skip
-
     # -- exact drift -----------------------------------------------------------------------------
 
     def measure(self, run: Execution, unequal: Unequal) -> GroupNorms:

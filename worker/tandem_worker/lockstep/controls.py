@@ -13,9 +13,7 @@ from tandem.statistics import compare
 from tandem_worker.chain import Op, Plan, TensorSpec, digest_name
 from tandem_worker.lockstep.machine import Execution, Machine
 from tandem_worker.lockstep.transfer import lanes_bytes
-
-REDUCTIONS = ("reduce0", "reduce", "head.reduce", "dw.reduce", "grad_norm")
-"""Programs that combine the ranks' values. A whole-step build has them beside the step."""
+from tandem_worker.model.plan import REDUCTIONS
 
 START, END = 1000, 2000
 """First replay numbers of the self-replays, apart from those of a mismatch's replays."""

@@ -272,22 +272,27 @@ class Reference(Side):
             raise PairError(
                 "state_not_repairable", f"the suspect's inputs of {op.sites[0]} differ again after {TRIES} repairs"
             )
+        self._store_inputs(execution, differing, again=self._repairs[op.index])
+        self._unsettled = {}
+        for index, rank in differing:
+            self._overwrite(execution, "input", index, rank)
+        self._resume(execution, rerun=True, rollback=True)
+
+    def _store_inputs(self, execution: Execution, differing: list[tuple[int, int]], again: int = 1) -> None:
+        """Ask for the inputs that differ, and store them; ``again``: which time at this program in this step."""
+        op = execution.op
         self.channel.send(
             f.InputsUnequal(step=self.step_number, op=op.index, generation=self.generation, unequal=differing)
         )
-        again = f"#{self._repairs[op.index]}" if self._repairs[op.index] > 1 else ""
+        number = f"#{again}" if again > 1 else ""
         for index, rank in differing:
             theirs = self._fetch(execution, "input", index, rank)
             mine = self.machine.shard(execution.inputs[index], rank)
             difference = compare(theirs, mine)
             self._store(
-                execution, 0, rank, Cause.STATE, f"input.{op.input_names[index]}{again}", mine.size,
+                execution, 0, rank, Cause.STATE, f"input.{op.input_names[index]}{number}", mine.size,
                 difference.fields() if difference else {"mismatched": 0},
             )  # fmt: skip
-        self._unsettled = {}
-        for index, rank in differing:
-            self._overwrite(execution, "input", index, rank)
-        self._resume(execution, rerun=True, rollback=True)
 
     def _replays(self, execution: Execution, repeats: int) -> list[np.ndarray]:
         """The suspect's replays (u32 [R, n, 2] each); the reference replays as often and must repeat itself."""

@@ -37,6 +37,8 @@ from tandem_worker.chain import Op, Plan, TensorSpec
 from tandem_worker.model.layout import Leaf, groups, leaves
 
 STEP_INPUTS = ("tokens", "targets", "step")
+REDUCTIONS = ("reduce0", "reduce", "head.reduce", "dw.reduce", "grad_norm")
+"""Programs that combine the ranks' values. A whole-step build has them beside the step, for the known reduction."""
 _BLOCKS = (Module.ATTN, Module.FFN)
 
 

@@ -26,7 +26,7 @@ from tandem_worker.model.compile import (
     injected,
 )
 from tandem_worker.model.forward import Array
-from tandem_worker.model.plan import make_plan
+from tandem_worker.model.plan import REDUCTIONS, make_plan
 from tandem_worker.model.programs import bodies, example_ops
 from tandem_worker.model.sketch import SKETCH, sketch_body, sketch_op
 from tandem_worker.model.whole import (
@@ -38,10 +38,6 @@ from tandem_worker.model.whole import (
     make_whole_plan,
     score_op,
 )
-
-REDUCTIONS = ("reduce0", "reduce", "head.reduce", "dw.reduce", "grad_norm")
-"""Programs of the chain that combine the ranks' values. A whole-step build has them beside the step, for the known
-reduction."""
 
 
 def composed(
