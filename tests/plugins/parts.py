@@ -110,6 +110,11 @@ PARTS = {
         _machines,
         "as root, without KUBECONFIG: `make e2e E2E=bare`",
     ),
+    "disk": Part(
+        "a disk that outlives PostgreSQL's pod",
+        lambda: True,  # only the cluster can tell: the test that wants one asks it
+        "give the cluster a default StorageClass",
+    ),
     "helm": Part("helm", _helm, "run `make cluster`"),
 }
 """Every part, by the name that tests use."""

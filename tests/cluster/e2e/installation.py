@@ -88,6 +88,10 @@ class Tandem:
         ]
         self.cluster.helm("install", "tandem", str(CHART), *arguments)
 
+    def keeps_records(self) -> bool:
+        """Whether what PostgreSQL holds outlives its pod."""
+        return isinstance(self.cluster, BareCluster) or self.cluster.gives_disks()
+
     def uninstall(self) -> None:
         self.cluster.helm("uninstall", "tandem", "--namespace", NAMESPACE, "--wait")
 

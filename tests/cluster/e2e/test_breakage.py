@@ -9,6 +9,7 @@ import pytest
 
 from cluster.e2e.installation import NAMESPACE, Tandem
 from cluster.handle import BareCluster, until
+from plugins.parts import skip
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 
@@ -59,6 +60,8 @@ def test_situations_18_and_19_a_worker_that_is_killed_costs_an_attempt_and_no_ve
 
 
 def test_situation_14_postgresql_gone_for_a_minute_holds_the_verdict_back_and_loses_nothing(tandem: Tandem) -> None:
+    if not tandem.keeps_records():
+        skip("disk")
     scale = ["scale", "statefulset/tandem-postgres", "--namespace", NAMESPACE]
     with tandem.quarantined():
         tandem.create("dry", workload=LONG)
