@@ -5,6 +5,7 @@
     TandemError
       +-- UsageError            what the user typed cannot be run (exit 64)
       |     +-- SpecError       a field of the spec, preset or fault profile is wrong
+      |     +-- NothingToClearError  a node to be cleared has no finding that counts
       +-- SetupError            the machine or the inputs do not allow the run (exit 2)
       |     +-- WeightsError    weight files do not fit the model
       |     +-- DataError       data files cannot be used
@@ -31,6 +32,10 @@ class UsageError(TandemError):
 
 class SpecError(UsageError):
     pass
+
+
+class NothingToClearError(UsageError):
+    """A node that is to be cleared has no finding that counts."""
 
 
 class SetupError(TandemError):

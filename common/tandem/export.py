@@ -12,14 +12,15 @@ In CSV, an empty cell is NULL, and lists and objects are JSON; in Parquet, lists
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol, cast
 from uuid import UUID
 
 from tandem.errors import SetupError
@@ -257,6 +258,12 @@ TABLES: tuple[Table, ...] = (
 )
 
 
+class Sink(Protocol):
+    """What a file is written into."""
+
+    def write(self, data: Any, /) -> int: ...
+
+
 class _Writer(Protocol):
     def write(self, rows: list[Row]) -> None: ...
     def close(self) -> None: ...
@@ -307,15 +314,9 @@ def _plain(value: Any) -> Any:
 
 def _write(path: Path, table: Table, parts: Iterator[list[Row]], format: Format) -> int:
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    written = 0
     try:
-        writer: _Writer = (_Csv if format == "csv" else _Parquet)(partial, table)
-        try:
-            for rows in parts:
-                writer.write(rows)
-                written += len(rows)
-        finally:
-            writer.close()
+        with partial.open("wb") as sink:
+            written = write(sink, table, parts, format)
         partial.replace(path)
     finally:
         with suppress(OSError):
@@ -323,9 +324,29 @@ def _write(path: Path, table: Table, parts: Iterator[list[Row]], format: Format)
     return written
 
 
+def write(sink: Sink, table: Table, parts: Iterable[list[Row]], format: Format) -> int:
+    """Write one table as a whole file into what takes bytes; returns the number of rows.
+
+    Args:
+        sink: where to; it is only ever appended to, and stays open.
+        table: which.
+        parts: its rows, as from `batches`.
+        format: of the file.
+    """
+    writer: _Writer = (_Csv if format == "csv" else _Parquet)(sink, table)
+    written = 0
+    try:
+        for rows in parts:
+            writer.write(rows)
+            written += len(rows)
+    finally:
+        writer.close()
+    return written
+
+
 class _Csv:
-    def __init__(self, path: Path, table: Table) -> None:
-        self._file = path.open("w", newline="", encoding="utf-8")
+    def __init__(self, sink: Sink, table: Table) -> None:
+        self._file = io.TextIOWrapper(cast(BinaryIO, sink), encoding="utf-8", newline="", write_through=True)
         self._csv = csv.writer(self._file, lineterminator="\n")
         self._csv.writerow([name for name, _ in table.columns])
 
@@ -333,7 +354,8 @@ class _Csv:
         self._csv.writerows([_cell(v) for v in row] for row in rows)
 
     def close(self) -> None:
-        self._file.close()
+        self._file.flush()
+        self._file.detach()
 
 
 def _cell(value: Any) -> str:
@@ -353,7 +375,7 @@ def _cell(value: Any) -> str:
 
 
 class _Parquet:
-    def __init__(self, path: Path, table: Table) -> None:
+    def __init__(self, sink: Sink, table: Table) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -371,7 +393,7 @@ class _Parquet:
         self._pa = pa
         self._json = [kind == "json" for _, kind in table.columns]
         self._schema = pa.schema([(name, types[kind]) for name, kind in table.columns])
-        self._file = pq.ParquetWriter(path, self._schema, compression="zstd")
+        self._file = pq.ParquetWriter(pa.PythonFile(sink, mode="w"), self._schema, compression="zstd")
 
     def write(self, rows: list[Row]) -> None:
         if not rows:

@@ -15,6 +15,7 @@ from tandem.cli import candidates, pair
 from tandem.cli.app import main
 from tandem.errors import SpecError, TandemError
 from tandem.fault_profile import shipped_names
+from tandem.pairing.candidates import of_world
 from tandem.pairrun.changes import told
 from tandem.pairrun.spec import read_spec
 from tandem.pairrun.status import PairRunStatus, read_status
@@ -283,7 +284,7 @@ def test_candidates_come_with_their_reference_and_with_why_others_would_not_do()
         node("busy", gpus=8), node("other", gpus=8, labels={"nvidia.com/gpu.product": "NVIDIA-A100"}),
         pods=[use("job", "busy", nvidia_com__gpu=8)],
     )  # fmt: skip
-    found = candidates.of_world(seen, POLICY)
+    found = of_world(seen, POLICY)
     assert [(c.node, c.reference, c.device, c.devices) for c in found] == [
         ("sick", "good", "nvidia.com/gpu", 8), ("sick-too", "good", "nvidia.com/gpu", 8),
     ]  # fmt: skip
@@ -295,10 +296,10 @@ def test_candidates_come_with_their_reference_and_with_why_others_would_not_do()
 
 
 def test_a_candidate_without_a_reference_says_why() -> None:
-    (found,) = candidates.of_world(world(node("sick", cordoned=True)), POLICY)
+    (found,) = of_world(world(node("sick", cordoned=True)), POLICY)
     assert found.reference is None
     assert "no node may be the reference" in candidates.lines([found])[0]
-    assert candidates.of_world(world(node("good")), POLICY) == []
+    assert of_world(world(node("good")), POLICY) == []
 
 
 def test_a_policy_of_the_installations_own(tmp_path: Path) -> None:

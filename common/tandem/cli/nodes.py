@@ -33,32 +33,19 @@ NODE_EXITS = {
 def nodes(db: DbOption = None, json: JsonOption = False) -> None:
     """List the nodes that real runs name, those that need a person first at the top."""
     from tandem.db.profiles import load_fleet
-    from tandem.node_json import fleet_json
+    from tandem.lists_json import fleet_counts, nodes_json
 
     with database(db) as engine:
         found = load_fleet(engine)
-    counts = {str(v): sum(line.decided.verdict is v for line in found) for v in NodeVerdict}
     if json:
-        emit_json(
-            {
-                "counts": counts | {"in_test": sum(line.running > 0 for line in found)},
-                "nodes": [
-                    fleet_json(
-                        line.node, line.decided, evidence=line.evidence,
-                        last_run=None if line.last_run is None else str(line.last_run), last_run_at=line.last_run_at,
-                        runs=line.runs, running=line.running, cleared_at=line.cleared_at,
-                    )
-                    for line in found
-                ],
-            }
-        )  # fmt: skip
+        emit_json(nodes_json(found))
         return
     if not found:
         say("no real run of two hosts is stored yet: start one with `tandem pair NODE`")
         return
     from tandem import tables
 
-    say(", ".join(f"{n:,} {name}" for name, n in counts.items()) + f", {sum(x.running > 0 for x in found):,} in test")
+    say(", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in fleet_counts(found).items()))
     say()
     header = ("node", "verdict", "since", "evidence", "last run", "missing")
     for line in tables.align(header, (_row(x) for x in found), left=len(header)):

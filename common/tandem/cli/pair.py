@@ -10,7 +10,7 @@ import typer
 
 from tandem.cli import flags as f
 from tandem.cli.output import JsonOption, emit_json, exit_code, note, say
-from tandem.errors import SetupError, UsageError
+from tandem.errors import UsageError
 from tandem.vocabulary import EXIT_INCONCLUSIVE, Kind
 
 if TYPE_CHECKING:
@@ -188,6 +188,7 @@ def create(kube: Kube, name: str, spec: dict[str, Any]) -> Object:
     """
     from tandem.kube.errors import Conflict, KubeError, NotFound
     from tandem.kube.paths import PAIRRUNS
+    from tandem.kube.world import missing
     from tandem.pairrun.names import API_VERSION, KIND
 
     body = {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": name}, "spec": spec}
@@ -204,15 +205,6 @@ def create(kube: Kube, name: str, spec: dict[str, Any]) -> Object:
         if error.status == 422:
             raise UsageError(error.message) from None
         raise
-
-
-def missing(kube: Kube, error: Exception) -> SetupError:
-    """Why a collection of PairRuns is not there."""
-    if "namespaces" in str(error):
-        return SetupError(f"there is no namespace {kube.namespace}: choose one with --namespace")
-    return SetupError(
-        "this cluster knows no PairRun (tandem.dev/v1alpha1): install Tandem's chart there, or choose another --context"
-    )
 
 
 def _follow_with(kube: Kube, name: str) -> str:

@@ -25,11 +25,12 @@ def runs(
 ) -> None:
     """List the stored runs, newest first."""
     from tandem.db.queries import list_runs
+    from tandem.lists_json import run_json
 
     with database(db) as engine:
         found = list_runs(engine, limit=limit, verdict=verdict, workload=workload, kind=kind, node=node)
     if json:
-        emit_json({"runs": [_json(run) for run in found]})
+        emit_json({"runs": [run_json(run) for run in found]})
         return
     if not found:
         say("no run is stored yet: start one with `tandem run`")
@@ -54,27 +55,3 @@ def _row(run: RunSummaryRow) -> list[str]:
         formats.count(run.mismatched_sites),
         row.verdict or row.state,
     ]
-
-
-def _json(listed: RunSummaryRow) -> dict[str, object]:
-    run = listed.run
-    return {
-        "run": str(run.run_id),
-        "verdict": run.verdict,
-        "reason": run.reason,
-        "state": run.state,
-        "created_at": run.created_at,
-        "finished_at": run.finished_at,
-        "workload": run.workload,
-        "kind": run.kind,
-        "model": run.model,
-        "synthetic": run.synthetic,
-        "reference_node": run.reference_node,
-        "suspect_node": run.suspect_node,
-        "attempts": listed.attempts,
-        "step_rows": listed.steps,
-        "sites_compared": listed.sites,
-        "elements_compared": listed.elements,
-        "mismatched_sites": listed.mismatched_sites,
-        "mismatched_elements": listed.mismatched_elements,
-    }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from sqlalchemy import Engine, bindparam, text
+from sqlalchemy import Connection, Engine, bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.dialects.postgresql import UUID as PG_UUID
 from sqlalchemy.exc import DBAPIError
@@ -75,11 +75,7 @@ class Progress:
 
 
 def progress(engine: Engine, run_ids: Sequence[UUID]) -> dict[UUID, Progress]:
-    """How runs stand, in one query that reads no step and no mismatch.
-
-    Args:
-        engine: the database.
-        run_ids: of the runs; those without any stored attempt are left out of the answer.
+    """As ``read_progress``, from an engine.
 
     Raises:
         DatabaseError: the database failed.
@@ -88,9 +84,19 @@ def progress(engine: Engine, run_ids: Sequence[UUID]) -> dict[UUID, Progress]:
         return {}
     try:
         with engine.connect() as conn:
-            rows = conn.execute(_PROGRESS, {"run_ids": list(run_ids)}).all()
+            return read_progress(conn, run_ids)
     except DBAPIError as error:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+
+
+def read_progress(conn: Connection, run_ids: Sequence[UUID]) -> dict[UUID, Progress]:
+    """How runs stand, in one query that reads no step and no mismatch.
+
+    Args:
+        conn: in the caller's transaction.
+        run_ids: of the runs; those without any stored attempt are left out of the answer.
+    """
+    rows = conn.execute(_PROGRESS, {"run_ids": list(run_ids)}).all()
     return {
         row.run_id: Progress(
             attempt=row.attempt, state=row.state, reason=row.reason, closing=row.closing, step=row.last_step,

@@ -20,7 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from tandem.assess import Ended, Wanted, next_run
 from tandem.db import queries
 from tandem.db.engine import one_line, unreachable
-from tandem.errors import DatabaseError, UsageError
+from tandem.errors import DatabaseError, NothingToClearError, UsageError
 from tandem.node_profile import NodeProfile
 from tandem.node_summary import Summarised, summarise_node
 from tandem.node_verdict import (
@@ -209,18 +209,30 @@ def clear(engine: Engine, node: str, reason: str, by: str, rules: NodeRules = No
     """
     if not reason.strip() or not by.strip():
         raise UsageError("a decision needs a reason and a name: give --reason TEXT, and --by NAME where needed")
-    before = load_node(engine, node, rules)
-    if before.verdict not in (NodeVerdict.CORRUPTING, NodeVerdict.SUSPECTED):
-        raise UsageError(f"there is nothing to clear: node {node} is {before.verdict}")
     try:
+        catch_up(engine, node)
         with engine.begin() as conn:
-            conn.execute(
-                text("INSERT INTO node_decisions (node, decision, reason, decided_by) VALUES (:n, :d, :r, :b)"),
-                {"n": node, "d": CLEARED, "r": reason.replace("\x00", " "), "b": by.replace("\x00", " ")},
-            )
+            return record_clear(conn, node, reason, by, rules)
     except DBAPIError as error:
         message = one_line(error, engine.url.render_as_string(hide_password=False))
         raise DatabaseError(f"the decision could not be stored ({message}): nothing was changed") from None
+
+
+def record_clear(conn: Connection, node: str, reason: str, by: str, rules: NodeRules = NodeRules()) -> NodeDecided:  # noqa: B008
+    """As ``clear``, in the caller's transaction; two at once do not both find something to clear.
+
+    Raises:
+        NothingToClearError: the node is neither corrupting nor suspected.
+        UsageError: no run names it.
+    """
+    conn.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:lock, 0))"), {"lock": f"tandem node {node}"})
+    before = read_node(conn, node, rules)
+    if before.verdict not in (NodeVerdict.CORRUPTING, NodeVerdict.SUSPECTED):
+        raise NothingToClearError(f"there is nothing to clear: node {node} is {before.verdict}")
+    conn.execute(
+        text("INSERT INTO node_decisions (node, decision, reason, decided_by) VALUES (:n, :d, :r, :b)"),
+        {"n": node, "d": CLEARED, "r": reason.replace("\x00", " "), "b": by.replace("\x00", " ")},
+    )
     return NodeDecided(before.verdict, before.rule, before.sentence)
 
 
@@ -251,31 +263,46 @@ def load_node(engine: Engine, node: str, rules: NodeRules = NodeRules()) -> Node
         UsageError: no run names it.
         DatabaseError: the database failed.
     """
-    found = _read_node(engine, node, rules)
+    found = _load_node(engine, node, rules)
     if found is None:
         catch_up(engine, node)
-        found = _read_node(engine, node, rules, lacking_ok=True)
+        found = _load_node(engine, node, rules, lacking_ok=True)
     assert found is not None
     return found
 
 
-def _read_node(engine: Engine, node: str, rules: NodeRules, *, lacking_ok: bool = False) -> NodeProfile | None:
-    """None if a run has no summary yet, unless ``lacking_ok``."""
+def read_node(conn: Connection, node: str, rules: NodeRules = NodeRules()) -> NodeProfile:  # noqa: B008 - frozen
+    """As ``load_node``, in the caller's transaction; runs that have no summary yet count as such.
+
+    Raises:
+        UsageError: no run names it.
+    """
+    found = _read_node(conn, node, rules, lacking_ok=True)
+    assert found is not None
+    return found
+
+
+def _load_node(engine: Engine, node: str, rules: NodeRules, *, lacking_ok: bool = False) -> NodeProfile | None:
     try:
         with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
-            mine = conn.execute(_MINE, {"node": node}).all()
-            if not lacking_ok and any(_lacks(row) for row in mine):
-                return None
-            others = conn.execute(_OTHERS, {"node": node}).all()
-            as_reference = int(conn.scalar(_AS_REFERENCE, {"node": node}) or 0)
-            decisions = _decisions(conn, [node])[node]
-            if not (mine or others or as_reference or decisions) and not conn.scalar(_KNOWN, {"node": node}):
-                raise UsageError(f"no run names a node {node}: list the nodes with `tandem nodes`")
-            executables = sorted({row.executables for row in mine if row.executables})
-            nulls = _nulls(conn, executables)
-            unsteady = _unsteady(conn)
+            return _read_node(conn, node, rules, lacking_ok=lacking_ok)
     except DBAPIError as error:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+
+
+def _read_node(conn: Connection, node: str, rules: NodeRules, *, lacking_ok: bool) -> NodeProfile | None:
+    """None if a run has no summary yet, unless ``lacking_ok``."""
+    mine = conn.execute(_MINE, {"node": node}).all()
+    if not lacking_ok and any(_lacks(row) for row in mine):
+        return None
+    others = conn.execute(_OTHERS, {"node": node}).all()
+    as_reference = int(conn.scalar(_AS_REFERENCE, {"node": node}) or 0)
+    decisions = _decisions(conn, [node])[node]
+    if not (mine or others or as_reference or decisions) and not conn.scalar(_KNOWN, {"node": node}):
+        raise UsageError(f"no run names a node {node}: list the nodes with `tandem nodes`")
+    executables = sorted({row.executables for row in mine if row.executables})
+    nulls = _nulls(conn, executables)
+    unsteady = _unsteady(conn)
     runs = [Summarised(_facts(row), _profile(row)) for row in (*mine, *others)]
     return summarise_node(
         node, runs, nulls=nulls, unsteady=unsteady, decisions=decisions, as_reference=as_reference, rules=rules
@@ -311,21 +338,26 @@ def load_fleet(engine: Engine, rules: NodeRules = NodeRules()) -> list[FleetLine
     try:
         catch_up(engine)
         with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
-            facts = [_facts(row) for row in conn.execute(_FLEET)]
-            nulls = _nulls(conn, None)
-            unsteady = _unsteady(conn)
-            decisions = _decisions(conn, None)
+            return read_fleet(conn, rules)
     except DBAPIError as error:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+
+
+def read_fleet(conn: Connection, rules: NodeRules = NodeRules()) -> list[FleetLine]:  # noqa: B008 - frozen
+    """As ``load_fleet``, in the caller's transaction; runs that have no summary yet count as such."""
+    facts = [_facts(row) for row in conn.execute(_FLEET)]
+    nulls = _nulls(conn, None)
+    unsteady = _unsteady(conn)
+    decisions = _decisions(conn, None)
     by_node: dict[str, list[RunFacts]] = defaultdict(list)
     for run in facts:
         by_node[run.suspect].append(run)
         by_node[run.reference].append(run)
     lines = [_fleet_line(node, runs, nulls, unsteady, decisions.get(node, ()), rules) for node, runs in by_node.items()]
-    return sorted(lines, key=_urgency)
+    return sorted(lines, key=urgency)
 
 
-def _urgency(line: FleetLine) -> tuple[int, float, str]:
+def urgency(line: FleetLine) -> tuple[int, float, str]:
     """Corrupting, suspected, then unknown nodes that were tested, clean, never tested; the newest first."""
     untested = line.decided.verdict is NodeVerdict.UNKNOWN and not line.runs
     rank = {NodeVerdict.CORRUPTING: 0, NodeVerdict.SUSPECTED: 1, NodeVerdict.UNKNOWN: 2, NodeVerdict.CLEAN: 3}

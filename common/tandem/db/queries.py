@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import BigInteger, Connection, Engine, and_, func, literal_column, select
+from sqlalchemy import BigInteger, Connection, Engine, Select, and_, func, literal_column, select, union_all
 from sqlalchemy.exc import DBAPIError
 
 from tandem.db.engine import unreachable
@@ -76,12 +76,9 @@ def load(conn: Connection, run_id: UUID) -> RunRecords:
     run = conn.execute(select(*_columns(Run, RunRow)).where(Run.run_id == run_id)).one_or_none()
     if run is None:
         raise DatabaseError(f"there is no run {run_id}: list them with `tandem runs`")
-    attempts = conn.execute(
-        select(*_columns(Attempt, AttemptRow)).where(Attempt.run_id == run_id).order_by(Attempt.attempt)
-    )
     return RunRecords(
         run=_row(run, RunRow),
-        attempts=[_row(row, AttemptRow) for row in attempts],
+        attempts=attempts(conn, run_id),
         steps=_records(conn, run_id, StepRecord),
         mismatches=_records(conn, run_id, MismatchRecord),
         controls=_records(conn, run_id, ControlRecord),
@@ -91,6 +88,14 @@ def load(conn: Connection, run_id: UUID) -> RunRecords:
         drifts=_records(conn, run_id, DriftRecord),
         evaluations=_records(conn, run_id, EvaluationRecord),
     )
+
+
+def attempts(conn: Connection, run_id: UUID) -> list[AttemptRow]:
+    """A run's attempts, the first one first."""
+    rows = conn.execute(
+        select(*_columns(Attempt, AttemptRow)).where(Attempt.run_id == run_id).order_by(Attempt.attempt)
+    )
+    return [_row(row, AttemptRow) for row in rows]
 
 
 def closings(conn: Connection, run_id: UUID) -> list[ClosingRecord]:
@@ -129,10 +134,39 @@ def list_runs(
     synthetic: bool | None = None,
     before: UUID | None = None,
 ) -> list[RunSummaryRow]:
+    """As ``runs_page``, from an engine.
+
+    Raises:
+        DatabaseError: the database failed.
+    """
+    try:
+        with engine.connect() as conn:
+            return runs_page(
+                conn, limit, node=node, verdict=verdict, state=state, workload=workload, kind=kind,
+                synthetic=synthetic, before=before,
+            )  # fmt: skip
+    except DBAPIError as error:
+        raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+
+
+def runs_page(
+    conn: Connection,
+    limit: int = 50,
+    *,
+    node: str | None = None,
+    verdict: str | None = None,
+    state: str | None = None,
+    workload: str | None = None,
+    kind: str | None = None,
+    synthetic: bool | None = None,
+    before: UUID | None = None,
+    not_before: UUID | None = None,
+    run_id: UUID | None = None,
+) -> list[RunSummaryRow]:
     """Runs with their totals, newest first; reads no step and no mismatch.
 
     Args:
-        engine: the database.
+        conn: in the caller's transaction.
         limit: most runs.
         node: on either side.
         verdict: ``match``, ``mismatch`` or ``inconclusive``.
@@ -141,20 +175,29 @@ def list_runs(
         kind: of the run.
         synthetic: only synthetic, or only real runs.
         before: only runs older than this one (the last of the page before).
-
-    Raises:
-        DatabaseError: the database failed.
+        not_before: only this id and newer ones.
+        run_id: only this run.
     """
-    query = select(Run).order_by(Run.run_id.desc()).limit(max(1, min(limit, _MAX_LIMIT)))
-    wanted = {"verdict": verdict, "state": state, "workload": workload, "kind": kind, "synthetic": synthetic}
-    for name, value in wanted.items():
-        if value is not None:
-            query = query.where(getattr(Run, name) == value)
-    if node is not None:
-        query = query.where((Run.suspect_node == node) | (Run.reference_node == node))
+    limit = max(1, min(limit, _MAX_LIMIT))
+    wanted = {
+        "verdict": verdict, "state": state, "workload": workload, "kind": kind, "synthetic": synthetic,
+        "run_id": run_id,
+    }  # fmt: skip
+    conditions = [getattr(Run, name) == value for name, value in wanted.items() if value is not None]
     if before is not None:
-        query = query.where(Run.run_id < before)
-    page = query.subquery()
+        conditions.append(Run.run_id < before)
+    if not_before is not None:
+        conditions.append(Run.run_id >= not_before)
+
+    def newest(*more: Any) -> Select[Any]:
+        return select(Run).where(*conditions, *more).order_by(Run.run_id.desc()).limit(limit)
+
+    if node is None:
+        page = newest().subquery()
+    else:  # each side by its own index: with OR, a page of a rare node would walk through all runs
+        sides = (newest(Run.suspect_node == node), newest(Run.reference_node == node, Run.suspect_node != node))
+        both = union_all(*(select(side.subquery()) for side in sides)).subquery()
+        page = select(both).order_by(both.c.run_id.desc()).limit(limit).subquery()
     attempts = select(func.count()).where(Attempt.run_id == page.c.run_id).scalar_subquery()
     counts = ("steps", "sites", "elements", "mismatched_sites", "mismatched_elements")
     totals = (
@@ -169,11 +212,7 @@ def list_runs(
         .join(totals, literal_column("true"))
         .order_by(page.c.run_id.desc())
     )
-    try:
-        with engine.connect() as conn:
-            rows = conn.execute(statement).all()
-    except DBAPIError as error:
-        raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+    rows = conn.execute(statement).all()
     return [RunSummaryRow(_row(row[: len(names)], RunRow), *row[len(names) :]) for row in rows]
 
 
