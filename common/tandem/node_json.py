@@ -166,6 +166,7 @@ def _device_json(d: DeviceProfile) -> dict[str, Any]:
         "device_hours": d.hours,
         "mismatched_sites": d.mismatched_sites,
         "mismatched_elements": d.mismatched_elements,
+        "present": d.present,
     }
 
 
