@@ -27,7 +27,8 @@ import msgspec
 from bench.devices import use_devices
 from bench.options import Options
 from tandem import published
-from tandem.fault_profile import FaultProfile, load_profile
+from tandem.fault_files import load_profile
+from tandem.fault_profile import FaultProfile
 from tandem.faults import no_rows, rows
 from tandem.formats import scientific
 from tandem.paper import ClassTotals, Measured, measured

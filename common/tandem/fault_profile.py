@@ -8,18 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import re
-import tomllib
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
-from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-import numpy as np
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -27,15 +19,13 @@ from pydantic import (
     ConfigDict,
     Field,
     PrivateAttr,
-    ValidationError,
     model_validator,
 )
 
-from tandem.errors import SpecError
+from tandem.fault_bits import BitName, as_tuple, bit_choice, bit_positions
 from tandem.sites import Site
 from tandem.vocabulary import Module, Phase
 
-BitName = Literal["uniform", "exponent", "mantissa", "sign"]
 Origin = Literal["published", "fitted", "ours"]
 """Where a value comes from: the paper or later work, a fit to what they say, or a choice of this project."""
 SELECTORS = frozenset({"phase", "module", "tensor", "layers", "ranks"})
@@ -46,72 +36,9 @@ MAX_BITS = 4
 """Largest ``count`` of drawn bits."""
 SLOTS = 4
 """Faults that may act on one tensor at once."""
-BIT_NAMES: tuple[BitName, ...] = ("uniform", "exponent", "mantissa", "sign")
 FAMILIES = ("out", "reduced", "dx", "dw", "grad_norm", "param", "moment")
 
-_EXPONENT = {"float32": 8, "float16": 5, "bfloat16": 8}
 _MASK64 = (1 << 64) - 1
-
-
-def dtype_bits(dtype: str) -> int:
-    """Width of an element in bits; ``bfloat16`` needs no extension type for this."""
-    return 16 if dtype == "bfloat16" else 8 * np.dtype(dtype).itemsize
-
-
-def named_bits(name: BitName, dtype: str) -> tuple[int, ...]:
-    """The bit positions of a named uniform distribution; integers have no exponent (empty)."""
-    width = dtype_bits(dtype)
-    mantissa = width - 1 - _EXPONENT.get(dtype, 0)
-    match name:
-        case "uniform":
-            return tuple(range(width))
-        case "sign":
-            return (width - 1,)
-        case "exponent":
-            return tuple(range(mantissa, width - 1))
-        case "mantissa":
-            return tuple(range(mantissa))
-
-
-def _as_tuple(value: Any) -> Any:
-    if value is None or isinstance(value, (list, tuple)):
-        return value
-    return (value,)
-
-
-def _position(value: Any) -> int:
-    try:
-        bit = int(value) if not isinstance(value, (bool, float)) else -1
-    except (TypeError, ValueError):
-        bit = -1
-    if not 0 <= bit < 32:
-        raise ValueError(f"bit position {value!r} is not a whole number from 0 (least significant) to 31")
-    return bit
-
-
-def _bits(value: Any) -> BitName | tuple[int, ...] | dict[int, float]:
-    if isinstance(value, str):
-        if value not in BIT_NAMES:
-            raise ValueError(f"{value!r} is no bit distribution: use {', '.join(BIT_NAMES)}, positions, or weights")
-        return value
-    if isinstance(value, dict):
-        weights = {_position(k): v for k, v in value.items()}
-        good = all(
-            isinstance(w, (int, float)) and not isinstance(w, bool) and 0 < w < math.inf for w in weights.values()
-        )
-        if not weights or not good:
-            raise ValueError("weights per bit must be numbers above 0, for example { 30 = 1, 22 = 3 }")
-        return weights
-    if not (positions := _positions(value)):
-        raise ValueError("give at least one bit position")
-    return positions
-
-
-def _positions(value: Any) -> tuple[int, ...]:
-    positions = tuple(_position(v) for v in _as_tuple(value) or ())
-    if len(set(positions)) != len(positions):
-        raise ValueError("give no bit position twice")
-    return positions
 
 
 def _tensor(value: Any) -> str:
@@ -160,15 +87,15 @@ class Burst(_Model):
 class Fault(_Model):
     """One fault: where, when, how often and what. Selectors left out select everything."""
 
-    phase: Annotated[tuple[Phase, ...] | None, BeforeValidator(_as_tuple)] = None
-    module: Annotated[tuple[Module, ...] | None, BeforeValidator(_as_tuple)] = None
+    phase: Annotated[tuple[Phase, ...] | None, BeforeValidator(as_tuple)] = None
+    module: Annotated[tuple[Module, ...] | None, BeforeValidator(as_tuple)] = None
     tensor: Annotated[
         tuple[Annotated[str, BeforeValidator(_tensor)], ...] | None,
-        BeforeValidator(_as_tuple),
+        BeforeValidator(as_tuple),
     ] = None
     """A family (``dw``) or a tensor (``dw.wq``, ``moment.nu``: any prefix at a dot)."""
-    layers: Annotated[tuple[_Layer, ...] | None, BeforeValidator(_as_tuple)] = None
-    ranks: Annotated[tuple[_Natural, ...] | None, BeforeValidator(_as_tuple)] = None
+    layers: Annotated[tuple[_Layer, ...] | None, BeforeValidator(as_tuple)] = None
+    ranks: Annotated[tuple[_Natural, ...] | None, BeforeValidator(as_tuple)] = None
 
     level: Literal["output", "operand", "state"] = "output"
     """``output``: the value that the site compares. ``operand``: inside the submodule, from where it
@@ -178,7 +105,7 @@ class Fault(_Model):
 
     kind: Literal["flip", "zero", "stuck", "scale", "nan"]
     """``nan``: a quiet NaN; integers, which have none, stay as they are."""
-    bits: Annotated[BitName | tuple[int, ...] | dict[int, float], BeforeValidator(_bits)] = "uniform"
+    bits: Annotated[BitName | tuple[int, ...] | dict[int, float], BeforeValidator(bit_choice)] = "uniform"
     """Kind ``flip``: positions that all flip together, or a distribution to draw from (a name or weights)."""
     count: int = Field(1, ge=1, le=MAX_BITS)
     """Kind ``flip`` with a distribution: distinct bits to draw per element. A bit drawn twice is replaced by
@@ -186,9 +113,9 @@ class Fault(_Model):
     lane: int | None = Field(None, ge=0)
     """Kind ``stuck``: acts on elements whose last index modulo ``lane_width`` is ``lane``."""
     lane_width: int | None = Field(None, ge=1, lt=2**31)
-    set_bits: Annotated[tuple[int, ...], BeforeValidator(_positions)] = ()
+    set_bits: Annotated[tuple[int, ...], BeforeValidator(bit_positions)] = ()
     """Kind ``stuck``: bits forced to 1."""
-    clear_bits: Annotated[tuple[int, ...], BeforeValidator(_positions)] = ()
+    clear_bits: Annotated[tuple[int, ...], BeforeValidator(bit_positions)] = ()
     """Kind ``stuck``: bits forced to 0."""
     factor: float | None = Field(None, allow_inf_nan=False)
     """Kind ``scale``: the value is multiplied by it, in fp32."""
@@ -203,7 +130,7 @@ class Fault(_Model):
     tiles, and every element of a tile that is hit is corrupted."""
 
     burst: Burst | None = None
-    steps: Annotated[tuple[_StepNumber, ...] | None, BeforeValidator(_as_tuple)] = None
+    steps: Annotated[tuple[_StepNumber, ...] | None, BeforeValidator(as_tuple)] = None
     """The only steps at which the fault acts."""
     onset: int = Field(1, ge=1)
     """First step."""
@@ -291,7 +218,7 @@ class Fault(_Model):
 
 
 @dataclass(frozen=True)
-class _Read:
+class ReadFrom:
     """Where a profile was read, for errors only: it makes no two profiles unequal."""
 
     file: str = field(default="", compare=False)
@@ -307,7 +234,7 @@ class FaultProfile(_Model):
     seed: int = Field(0, ge=0, lt=2**63)
     fault: tuple[Fault, ...] = Field(min_length=1)
 
-    _read: _Read = PrivateAttr(default_factory=_Read)
+    _read: ReadFrom = PrivateAttr(default_factory=ReadFrom)
     _acting: dict[int, tuple[int, ...]] = PrivateAttr(default_factory=dict)
     _bursts: dict[tuple[int, int], tuple[int, bool]] = PrivateAttr(default_factory=dict)
 
@@ -316,10 +243,15 @@ class FaultProfile(_Model):
         """SHA-256 of everything that it says; parity holds it."""
         return hashlib.sha256(json.dumps(self.model_dump(mode="json"), sort_keys=True).encode()).hexdigest()
 
+    def read_from(self, place: ReadFrom) -> Self:
+        """The same profile, whose errors name the file and its lines."""
+        self._read = place
+        return self
+
     def where(self, fault: int | None = None) -> str:
         """What an error calls the profile, or its fault of that number (from 1): by file and line where known."""
         name = f"fault profile {self._read.file or repr(self.name)}"
-        return name if fault is None else f"{name}: {_numbered(fault, self._read.lines)}"
+        return name if fault is None else f"{name}: {numbered(fault, self._read.lines)}"
 
     def acting(self, step: int) -> tuple[int, ...]:
         """Numbers of the faults whose steps include ``step``; bursts aside."""
@@ -355,157 +287,9 @@ class FaultProfile(_Model):
         return state
 
 
-def shipped_names() -> list[str]:
-    """Names of the profiles that ship with Tandem."""
-    folder = resources.files("tandem").joinpath("fault_profiles")
-    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
-
-
-def shipped_profile(path: Path) -> Traversable | None:
-    """The shipped profile that a bare name (``node-11``) means, unless there is a file of that name; else None."""
-    if len(path.parts) != 1 or path.exists() or path.name not in shipped_names():
-        return None
-    return resources.files("tandem").joinpath("fault_profiles", f"{path.name}.toml")
-
-
-def check_name(path: Path) -> None:
-    """Refuse a bare name that can only be meant for a shipped profile.
-
-    Raises:
-        SpecError: no shipped profile and no file has it; names those that ship.
-    """
-    if len(path.parts) == 1 and not path.exists() and path.name not in shipped_names():
-        raise SpecError(
-            f"fault profile {path}: no shipped profile and no file has that name: "
-            f"use {', '.join(shipped_names())}, or give a TOML file"
-        )
-
-
-def load_profile(path: Path) -> FaultProfile:
-    """Read a fault profile: a file, or a shipped one by its bare name.
-
-    Raises:
-        SpecError: the file cannot be read, is no TOML, or a field is wrong; names the first one.
-    """
-    try:
-        text = (shipped_profile(path) or path).read_text(encoding="utf-8")
-        values = tomllib.loads(text)
-    except OSError as error:
-        shipped = f", or the name of a shipped one ({', '.join(shipped_names())})"
-        mend = f"give a readable TOML file{shipped if isinstance(error, FileNotFoundError) else ''}"
-        raise SpecError(f"fault profile {path}: {error.strerror}: {mend}") from None
-    except UnicodeDecodeError:
-        raise SpecError(f"fault profile {path}: not UTF-8 text: give a TOML file") from None
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"fault profile {path}: not valid TOML: {str(error).splitlines()[0]}") from None
-    except ValueError as error:  # a number that Python will not read
-        raise SpecError(f"fault profile {path}: not valid TOML: {str(error).splitlines()[0]}") from None
-    lines = tuple(n for n, line in enumerate(text.splitlines(), start=1) if _HEADER.match(line))
-    try:
-        profile = FaultProfile.model_validate(values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = [str(part) for part in first["loc"]]
-        if len(place) > 1 and place[0] == "fault" and place[1].isdigit():
-            place[:2] = [_numbered(int(place[1]) + 1, lines)]
-        where = (
-            f"{place[0]}: {'.'.join(place[1:])}" if place[0:1] and place[0].startswith("fault ") else ".".join(place)
-        )
-        message = f"fault profile {path}: {where.removesuffix(': ')}: {first['msg'].removeprefix('Value error, ')}"
-        raise SpecError(" ".join(message.splitlines())) from None  # a quoted key may hold line breaks
-    profile._read = _Read(str(path), lines)
-    return profile
-
-
-_HEADER = re.compile(r"\s*\[\[\s*fault\s*\]\]")
-
-
-def _numbered(number: int, lines: Sequence[int]) -> str:
+def numbered(number: int, lines: Sequence[int]) -> str:
     """``fault 2 (line 14)``; the line is left out where faults are not written as ``[[fault]]``."""
     return f"fault {number} (line {lines[number - 1]})" if number <= len(lines) else f"fault {number}"
-
-
-def check_profile(
-    profile: FaultProfile, sites: Sequence[Site], tp: int, inputs: Mapping[int, Sequence[str]] | None = None
-) -> None:
-    """Refuse, before any step runs, a profile that could not act as written on these sites.
-
-    Args:
-        profile: what to check.
-        sites: every site of the run.
-        tp: ranks.
-        inputs: site number -> names of the inputs of its program; None: inputs are not checked.
-
-    Raises:
-        SpecError: a fault selects no site or rank, names a bit that a selected tensor or operand does not have, an
-            input that no selected program has, or operands where there is no inner fault point, or more than
-            ``SLOTS`` faults may act on one tensor at once.
-    """
-    overlaps: set[tuple[int, ...]] = set()
-    compute = next((s.dtype for s in sites if s.tensor in ("out", "dx") and s.module is not Module.HEAD), None)
-    by_class = [[site for site in sites if f.selects(site)] for f in profile.fault]
-    for number, (f, chosen) in enumerate(zip(profile.fault, by_class, strict=True), start=1):
-        where = profile.where(number)
-        if not chosen:
-            raise SpecError(f"{where}: no site of this model is selected: check phase, module, tensor and layers")
-        if f.level == "operand":
-            _check_operand(f, chosen, where, compute)
-        if f.ranks is not None and not any(r < tp for r in f.ranks):
-            raise SpecError(f"{where}: none of its ranks {list(f.ranks)} exists with tp {tp}")
-        if f.input is not None and inputs is not None:
-            known = sorted({name for site in chosen for name in inputs.get(site.number, ())})
-            if f.input not in known:
-                some = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-                raise SpecError(f"{where}: no selected program has an input {f.input!r}: use one of {some}")
-        if f.level == "output" and (top := max(explicit_bits(f), default=-1)) >= 0:
-            for site in chosen:
-                if top >= dtype_bits(site.dtype):
-                    raise SpecError(
-                        f"{where}: bit {top} does not exist in {site.dtype} of {site}: narrow the selection"
-                    )
-    for level in ("output", "operand"):
-        matches = Counter[int]()
-        selecting: dict[int, list[int]] = {}
-        for i, chosen in enumerate(by_class):
-            if profile.fault[i].level == level:
-                for site in chosen:
-                    matches[site.number] += 1
-                    selecting.setdefault(site.number, []).append(i)
-        overlaps |= {tuple(selecting[n]) for n, count in matches.items() if count > SLOTS}
-    for group in overlaps:
-        faults = [profile.fault[i] for i in group]
-        for step in {s for f in faults for s in (f.onset, *(f.steps or ()))}:
-            if sum(f.acts_at(step) for f in faults) > SLOTS:
-                raise SpecError(f"{profile.where()}: more than {SLOTS} faults act on one tensor at step {step}")
-
-
-def _check_operand(f: Fault, chosen: Sequence[Site], where: str, compute: str | None) -> None:
-    """Refuse an operand fault that no program could obey; operands have the compute dtype."""
-    if not any(has_tap(site) for site in chosen):
-        raise SpecError(
-            f"{where}: level 'operand' acts inside attn, ffn and head, selected by fwd out or bwd dx, and inside the "
-            "backward embed, by dw: select one of these"
-        )
-    top = max(explicit_bits(f), default=-1)
-    if compute is not None and top >= dtype_bits(compute):
-        raise SpecError(f"{where}: bit {top} does not exist in {compute}, the dtype of operands: choose another bit")
-
-
-def has_tap(site: Site) -> bool:
-    """Whether a fault of level ``operand`` that selects this site can act: its program has an inner fault point there.
-
-    The partial of a forward or backward block, or the embedding's gradient, which has no partial.
-    """
-    partial = {Phase.FWD: "out", Phase.BWD: "dx"}.get(site.phase)
-    return (site.module in (Module.ATTN, Module.FFN, Module.HEAD) and site.tensor == partial) or (
-        site.phase is Phase.BWD and site.module is Module.EMBED and site.family == "dw"
-    )
-
-
-def explicit_bits(f: Fault) -> tuple[int, ...]:
-    """Bit positions that the fault names itself."""
-    named = () if isinstance(f.bits, str) else tuple(f.bits)
-    return (*named, *f.set_bits, *f.clear_bits) if f.kind in ("flip", "stuck") else ()
 
 
 def _uniform(*parts: int) -> float:

@@ -18,21 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.errors import SpecError
-from tandem.fault_profile import (
-    BIT_NAMES,
-    MAX_BITS,
-    MAX_ELEMENTS,
-    SLOTS,
-    Burst,
-    Fault,
-    FaultProfile,
-    check_profile,
-    dtype_bits,
-    has_tap,
-    load_profile,
-    mix64,
-    named_bits,
-)
+from tandem.fault_bits import BIT_NAMES, dtype_bits, named_bits
+from tandem.fault_check import check_profile, has_tap
+from tandem.fault_files import load_profile
+from tandem.fault_profile import MAX_BITS, MAX_ELEMENTS, SLOTS, Burst, Fault, FaultProfile, mix64
 from tandem.sites import Site
 
 __all__ = [

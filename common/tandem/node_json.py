@@ -8,12 +8,12 @@ from typing import Any
 from tandem import sketch
 from tandem.drift import DriftLine
 from tandem.frequency import Rate, Sums
+from tandem.json_parts import bits_json, bound_json, cells_json, counts_json, timing_json
 from tandem.node_profile import ClassProfile, DeviceProfile, NodeProfile, RunLine
 from tandem.node_verdict import NodeDecided, NodeDecision
 from tandem.noise import Noise
 from tandem.run_profile import Detail
 from tandem.summary_parts import MapRow
-from tandem.timing import Timing
 
 
 def to_json(p: NodeProfile) -> dict[str, Any]:
@@ -39,24 +39,14 @@ def to_json(p: NodeProfile) -> dict[str, Any]:
         "device_hours": p.device_hours,
         "mismatched_sites": p.mismatched_sites,
         "mismatched_elements": p.mismatched_elements,
-        "bound": None
-        if p.bound is None
-        else {
-            "confidence": p.bound.confidence,
-            "steps": p.bound.steps,
-            "per_step": p.bound.per_step,
-            "device_hours": p.bound.device_hours,
-            "per_device_hour": p.bound.per_device_hour,
-            "elements": p.bound.elements,
-            "per_element": p.bound.per_element,
-        },
+        "bound": bound_json(p.bound),
         "classes": [_class_json(c) for c in p.classes],
         "devices": [_device_json(d) for d in p.devices],
         "device_count": p.device_count or None,
         "ranks": cells_json(p.ranks),
         "layer_map": [_map_json(row) for row in p.layer_map],
         "rank_map": [_map_json(row) for row in p.rank_map],
-        "bits": {str(width): counts for width, counts in p.bits.items()},
+        "bits": bits_json(p.bits),
         "severities": [
             {"from": _edge(number), "to": _edge(number + 1), "tensors": n} for number, n in p.severities.items()
         ],
@@ -124,20 +114,6 @@ def rate_json(r: Rate | None) -> dict[str, float] | None:
     return None if r is None else {"value": r.value, "low": r.low, "high": r.high, "effective": r.effective}
 
 
-def timing_json(t: Timing) -> dict[str, Any]:
-    return {
-        "steps": t.steps,
-        "affected": t.affected,
-        "onset": t.onset,
-        "bursts": t.bursts,
-        "longest_burst": t.longest_burst,
-        "gaps": t.gaps,
-        "mean_gap": t.mean_gap,
-        "longest_gap": t.longest_gap,
-        "burstiness": t.burstiness,
-    }
-
-
 def noise_json(n: Noise | None) -> dict[str, Any] | None:
     return None if n is None else {
         "steps": n.steps,
@@ -169,31 +145,17 @@ def drift_json(line: DriftLine) -> dict[str, Any]:
     }
 
 
-def cells_json(cells: dict[int, tuple[int, int]]) -> dict[str, dict[str, int]]:
-    return {str(key): {"sites": sites, "elements": elements} for key, (sites, elements) in cells.items()}
-
-
 def _edge(number: int) -> float | None:
     power = number / sketch.BINS
     return 10**power if power < 308 else None
 
 
 def _class_json(c: ClassProfile) -> dict[str, Any]:
-    return {
-        "phase": c.phase,
-        "module": c.module,
-        "tensor": c.family,
-        "sites": c.sites,
-        "elements": c.elements,
-        "mismatched_sites": c.mismatched_sites,
-        "mismatched_elements": c.mismatched_elements,
+    return counts_json(c) | {
         "steps": c.steps,
         "affected_steps": c.affected_steps,
         "per_element": rate_json(c.per_element),
         "per_step": rate_json(c.per_step),
-        "severity_mean": c.severity_mean,
-        "severity_median": c.severity_median,
-        "severity_max": c.severity_max,
     }
 
 
@@ -204,6 +166,7 @@ def _device_json(d: DeviceProfile) -> dict[str, Any]:
         "device_hours": d.hours,
         "mismatched_sites": d.mismatched_sites,
         "mismatched_elements": d.mismatched_elements,
+        "present": d.present,
     }
 
 

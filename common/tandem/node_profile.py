@@ -52,7 +52,7 @@ class DeviceProfile:
     """One of the node's accelerators."""
 
     name: str
-    """Its UUID where known, else what the worker calls it (``cuda:3``)."""
+    """Its UUID where the driver tells one, else what the worker calls it (``cuda:3``)."""
     rank: int | None
     """Tensor-parallel rank that ran on it, where it was the same in all counted runs."""
     hours: float
@@ -60,6 +60,8 @@ class DeviceProfile:
     mismatched_sites: int
     """Mismatching tensors of its rank, all causes."""
     mismatched_elements: int
+    present: bool = True
+    """False: it was replaced, as later runs of the node named other devices, as many as the node has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,3 +172,8 @@ class NodeProfile:
     """By people, newest first."""
     not_checked: tuple[str, ...]
     """What must not be concluded, most important first."""
+
+    @property
+    def covered(self) -> int:
+        """Of the devices that the node has now, those that a counted run covered."""
+        return sum(d.present for d in self.devices)

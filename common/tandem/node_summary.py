@@ -21,6 +21,7 @@ from tandem.node_verdict import (
     before_clearance,
     cleared_at,
     decide_node,
+    present,
 )
 from tandem.noise import LeafNoise
 from tandem.run_profile import Cells, ClassStats, Detail, RunProfile, evidence_words
@@ -123,7 +124,7 @@ def summarise_node(
         if behind and not found
         else None,
         classes=classes,
-        devices=_devices(profiles),
+        devices=_devices(profiles, device_count),
         device_count=device_count,
         ranks=by_rank,
         layer_map=_map(d.layers for d in details),
@@ -203,7 +204,9 @@ def _classes(details: Sequence[Detail]) -> tuple[tuple[ClassProfile, ...], dict[
     return tuple(out), merge(sketches)
 
 
-def _devices(profiles: Sequence[RunProfile]) -> tuple[DeviceProfile, ...]:
+def _devices(profiles: Sequence[RunProfile], count: int) -> tuple[DeviceProfile, ...]:
+    """Every device of the runs, which come newest first."""
+    now = set(present((p.devices for p in profiles), count))
     ranks: dict[str, set[int]] = {}
     hours: dict[str, float] = {}
     damage: dict[str, tuple[int, int]] = {}
@@ -215,7 +218,9 @@ def _devices(profiles: Sequence[RunProfile]) -> tuple[DeviceProfile, ...]:
             before = damage.get(name, (0, 0))
             damage[name] = before[0] + sites, before[1] + elements
     return tuple(
-        DeviceProfile(name, next(iter(ranks[name])) if len(ranks[name]) == 1 else None, hours[name], *damage[name])
+        DeviceProfile(
+            name, next(iter(ranks[name])) if len(ranks[name]) == 1 else None, hours[name], *damage[name], name in now
+        )
         for name in sorted(hours, key=lambda n: (min(ranks[n]), n))
     )
 
@@ -287,7 +292,7 @@ def _not_checked(
     rules: NodeRules,
 ) -> tuple[str, ...]:
     out = []
-    covered = {name for _, p in counted for name in p.devices}
+    covered = present((p.devices for _, p in counted), device_count)
     if not counted:
         out.append("Everything: no conclusive run of it on two hosts counts.")
     elif device_count > len(covered):

@@ -117,7 +117,7 @@ def _facts(p: NodeProfile) -> list[str]:
         "against": ", ".join(formats.clean(r, 60) for r in p.references) or "no reference",
         "compared": f"{formats.plural(p.steps, 'step')}, {formats.short(p.sites)} tensors, "
         f"{formats.short(p.elements)} elements, {formats.device_hours(p.device_hours)} device-hours",
-        "devices": (f"{len(p.devices)} of {p.device_count} covered" if p.device_count else f"{len(p.devices)} covered"),
+        "devices": (f"{p.covered} of {p.device_count} covered" if p.device_count else f"{len(p.devices)} covered"),
         "affected": f"{p.affected_steps:,} of {formats.plural(p.steps, 'step')}"
         + (f", {interval(p.per_step)} of all steps" if p.per_step is not None else ""),
         "mismatching": f"{p.mismatched_sites:,} tensors, {p.mismatched_elements:,} elements",
@@ -141,7 +141,7 @@ def _device_table(p: NodeProfile) -> list[str]:
         ("device", "rank", "device-hours", "bad tensors", "bad elements"),
         (
             (
-                formats.clean(d.name, 60),
+                formats.clean(d.name, 60) + ("" if d.present else " (replaced since)"),
                 "-" if d.rank is None else str(d.rank),
                 formats.device_hours(d.hours),
                 formats.count(d.mismatched_sites),

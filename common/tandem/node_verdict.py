@@ -23,7 +23,6 @@ more, and what was clean before it neither, since the node may have got other pa
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -354,6 +353,19 @@ def _clean_or_unknown(
     return NodeDecided(NodeVerdict.UNKNOWN, rule, f"unknown: {why}", missing=tuple(missing), behind=behind)
 
 
+def present(devices: Iterable[Sequence[str]], count: int) -> list[str]:
+    """Names of the devices that a node has now.
+
+    A device that was replaced has another UUID: of more names than the node has devices, those seen last count.
+
+    Args:
+        devices: those of each run, the newest run first.
+        count: devices of the node; 0: unknown, all are taken.
+    """
+    named = list(dict.fromkeys(name for names in devices for name in names))
+    return named[:count] if count else named
+
+
 def _for_clean(large: Sequence[RunFacts], rules: NodeRules) -> list[str]:
     done = {r.workload for r in large}
     out = [
@@ -364,11 +376,13 @@ def _for_clean(large: Sequence[RunFacts], rules: NodeRules) -> list[str]:
     if len(large) < rules.sessions:
         more = rules.sessions - len(large)
         out.append(f"{formats.plural(more, 'more matching run')} ({rules.sessions} are needed)")
-    hours: dict[str, float] = defaultdict(float)
+    have = max((r.device_count for r in large), default=0)
+    newest = sorted(large, key=lambda r: r.run_id, reverse=True)
+    hours = dict.fromkeys(present((r.devices for r in newest), have), 0.0)
     for run in large:
         for device in run.devices:
-            hours[device] += run.device_hours / len(run.devices)
-    have = max((r.device_count for r in large), default=0)
+            if device in hours:
+                hours[device] += run.device_hours / len(run.devices)
     if large and not have:
         out.append("how many devices the node has: its runs did not record it")
     elif len(hours) < have:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import msgspec
 
 from tandem import __version__, formats, frequency, noise, published
-from tandem.fault_profile import load_profile
+from tandem.fault_files import load_profile
 from tandem.records import RunRecords
 from tandem.spec import RunSpec
 from tandem.summary import summarise

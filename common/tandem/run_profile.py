@@ -15,6 +15,7 @@ import msgspec
 
 from tandem import formats
 from tandem import summary_parts as parts
+from tandem.attempt import parity_of
 from tandem.drift import DriftLine, drift_lines, spikes_of
 from tandem.frequency import Sums, sums
 from tandem.noise import Noise, noise
@@ -22,7 +23,7 @@ from tandem.records import MismatchRecord, RunRecords, StepRecord
 from tandem.sites import in_frequency
 from tandem.sketch import sketch
 from tandem.timing import Timing, timing
-from tandem.verdict import AttemptFacts, attempt_facts, parity_of
+from tandem.verdict import AttemptFacts, attempt_facts
 from tandem.vocabulary import REGULAR_ENDS, AttemptState, Cause, ReplayClass, Verdict, Workload
 
 VERSION = 1

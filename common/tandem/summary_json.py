@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from tandem.frequency import Rate
+from tandem.json_parts import bits_json, bound_json, cells_json, counts_json, timing_json
 from tandem.records import MismatchRecord
 from tandem.summary import RunSummary
 from tandem.summary_drift import DriftSummary
 from tandem.summary_noise import NoiseSummary
-from tandem.summary_parts import Bound, Counts, FaultTruth
+from tandem.summary_parts import Counts, FaultTruth
 from tandem.summary_rates import Rates
-from tandem.timing import Timing
 
 if TYPE_CHECKING:
     from tandem.answers import ArmResult, Share
@@ -49,13 +49,13 @@ def to_json(s: RunSummary) -> dict[str, Any]:
         "findings": s.findings,
         "uncounted_mismatches": s.uncounted,
         "first_mismatch": _row_json(s.first) if s.first else None,
-        "ranks": {str(k): {"sites": v[0], "elements": v[1]} for k, v in s.ranks.items()},
-        "layers": {str(k): {"sites": v[0], "elements": v[1]} for k, v in s.layers.items()},
+        "ranks": cells_json(s.ranks),
+        "layers": cells_json(s.layers),
         "replays": s.replays,
         "extents": s.extents,
-        "bits": {str(width): counts for width, counts in s.bits.items()},
+        "bits": bits_json(s.bits),
         "steps_affected": _rate_json(s.overall.per_step),
-        "timing": _timing_json(s.timing),
+        "timing": timing_json(s.timing),
         "gradient_noise": _noise_json(s.noise) if s.noise else None,
         "drift": _drift_json(s.drift) if s.drift else None,
         "answers": [_answer_json(step, r) for step, found in s.answers.items() for r in found],
@@ -76,7 +76,7 @@ def to_json(s: RunSummary) -> dict[str, Any]:
         ],
         "devices": s.devices,
         "device_hours": s.device_hours,
-        "bound": _bound_json(s.bound) if s.bound else None,
+        "bound": bound_json(s.bound),
         "mismatch_rows": s.rows,
         "mismatch_rows_total": s.rows_total,
         "capped": s.capped,
@@ -89,19 +89,7 @@ def to_json(s: RunSummary) -> dict[str, Any]:
 
 
 def _counts_json(c: Counts) -> dict[str, Any]:
-    return {
-        "phase": c.phase,
-        "module": c.module,
-        "tensor": c.family,
-        "sites": c.sites,
-        "elements": c.elements,
-        "mismatched_sites": c.mismatched_sites,
-        "mismatched_elements": c.mismatched_elements,
-        "frequency": c.frequency,
-        "severity_mean": c.severity_mean,
-        "severity_median": c.severity_median,
-        "severity_max": c.severity_max,
-    }
+    return counts_json(c) | {"frequency": c.frequency}
 
 
 def _finite(value: float | None) -> float | None:
@@ -115,19 +103,6 @@ def _rate_json(r: Rate | None) -> dict[str, Any] | None:
 
 def _rates_json(r: Rates | None) -> dict[str, Any]:
     return {"per_step": _rate_json(r.per_step if r else None), "per_element": _rate_json(r.per_element if r else None)}
-
-
-def _timing_json(t: Timing) -> dict[str, Any]:
-    return {
-        "steps": t.steps,
-        "affected": t.affected,
-        "onset": t.onset,
-        "bursts": t.bursts,
-        "longest_burst": t.longest_burst,
-        "mean_gap": t.mean_gap,
-        "longest_gap": t.longest_gap,
-        "burstiness": t.burstiness,
-    }
 
 
 def _noise_json(s: NoiseSummary) -> dict[str, Any]:
@@ -236,18 +211,6 @@ def _row_json(row: MismatchRecord) -> dict[str, Any]:
         "first_index": row.first_index,
         "extent": row.extent.value if row.extent else None,
         "replay": row.replay.value,
-    }
-
-
-def _bound_json(b: Bound) -> dict[str, Any]:
-    return {
-        "confidence": b.confidence,
-        "steps": b.steps,
-        "per_step": b.per_step,
-        "device_hours": b.device_hours,
-        "per_device_hour": b.per_device_hour,
-        "elements": b.elements,
-        "per_element": b.per_element,
     }
 
 

@@ -17,7 +17,8 @@ from bench.calibrate import Bed, Setting, frequencies, noise
 from tests.pairs import clean_end, found, run_pair, truth
 
 from tandem import published
-from tandem.fault_profile import FaultProfile, load_profile
+from tandem.fault_files import load_profile
+from tandem.fault_profile import FaultProfile
 from tandem.noise import ratio
 from tandem.paper import ENOUGH_EVENTS, WCNTS_TOLERANCE, of_run
 from tandem.spec import RunSpec

@@ -13,10 +13,10 @@ import typer
 from pydantic import BaseModel
 
 from tandem.cli.app import app
+from tandem.conclusive import REQUIRED_PARITY
 from tandem.db.models import Base
 from tandem.fault_profile import Burst, Fault, FaultProfile
 from tandem.spec import ModelConfig, OptimizerConfig, Preset, RunSpec, Training, preset_names
-from tandem.verdict import REQUIRED_PARITY
 from tandem.vocabulary import Cause, ControlName, Extent, ReplayClass
 from tandem_worker.watchdog import Reason
 
@@ -166,7 +166,7 @@ def reasons_of(path: Path) -> Iterator[str]:
             place = RAISED.get(name)
             keyword = next((k.value for k in node.keywords if k.arg == "reason"), None)
             found = keyword or (node.args[place] if place is not None and len(node.args) > place else None)
-        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and path.name == "verdict.py":
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple) and path.name == "conclusive.py":
             found = node.value.elts[0]
         elif isinstance(node, ast.Assign) and path.name == "supervisor.py":
             found = node.value if getattr(node.targets[0], "attr", "") == "reason" else None

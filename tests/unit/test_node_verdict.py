@@ -112,6 +112,17 @@ def test_each_thing_that_clean_takes(change: dict[str, object], missing: str) ->
     assert any(missing in item for item in found.missing), found.missing
 
 
+def test_a_device_that_was_replaced_covers_nothing() -> None:
+    """The new one has another UUID, and needs its own hours."""
+    old, new = ("GPU-a", "GPU-b"), ("GPU-a", "GPU-c")
+    runs = [replace(MATCHES[0], devices=old), replace(MATCHES[1], devices=new, device_hours=1.0)]
+    found = decide_node("n", runs)
+    assert found.missing == ("0.5 more device-hours on GPU-c",)
+    assert decide_node("n", [*runs, run(3, "match", devices=new)]).verdict is NodeVerdict.CLEAN
+    seen = decide_node("n", [*runs, run(3, "match", devices=("GPU-c",), device_count=3)])
+    assert seen.missing == (), "three devices, and three names: none was replaced"
+
+
 def test_clean_states_its_bound_and_follows_the_settings() -> None:
     found = decide_node("n", MATCHES)
     assert "over 2,000 steps and 4 device-hours" in found.sentence

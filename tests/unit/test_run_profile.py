@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from node_runs import BEGAN, CLASSES, drift, gradient, node_run
+from node_runs import BEGAN, CLASSES, HOUR, drift, gradient, node_run
 from tandem.node_json import to_json
 from tandem.node_summary import Summarised, summarise_node
 from tandem.node_tables import lines
@@ -57,6 +57,16 @@ def test_a_summary_survives_its_way_through_json_and_has_no_order(hits: dict[int
     assert profile_run(records) == found
     assert found.evidence == ("" if not hits else found.evidence)
     assert (found.affected_steps, found.mismatched_elements) == (len(hits), sum(hits.values()))
+
+
+def test_a_replaced_device_is_told_apart() -> None:
+    old, new = ("GPU-a", "GPU-b"), ("GPU-a", "GPU-c")
+    runs = [node_run(hits={3: 5}, devices=old), node_run(devices=new, seed=1, began=BEGAN + HOUR)]
+    p = summarise_node("sick", summarised(*runs))
+    assert {d.name: (d.rank, d.hours, d.mismatched_elements, d.present) for d in p.devices} == {
+        "GPU-a": (0, 1.0, 0, True), "GPU-b": (1, 0.5, 5, False), "GPU-c": (1, 0.5, 0, True),
+    }  # fmt: skip
+    assert (p.covered, p.device_count) == (2, 2)
 
 
 @given(HITS, HITS)

@@ -7,9 +7,10 @@ import pytest
 from msgspec.structs import replace
 from tests.pairs import run_pair
 
+from tandem.conclusive import REQUIRED_PARITY
 from tandem.records import ControlRecord, MismatchRecord, RunRecords
 from tandem.spec import RunSpec
-from tandem.verdict import REQUIRED_PARITY, decide
+from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, Module, Phase, Role, Verdict
 
 

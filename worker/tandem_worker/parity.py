@@ -43,7 +43,7 @@ def gather(
     weights: str,
     profile: FaultProfile | None = None,
 ) -> dict[str, str]:
-    """All parity fields of this worker; see `tandem.verdict.REQUIRED_PARITY` for those that no run may lack.
+    """All parity fields of this worker; see `tandem.conclusive.REQUIRED_PARITY` for those that no run may lack.
 
     Args:
         spec: the run.

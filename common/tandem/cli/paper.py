@@ -84,7 +84,7 @@ def _usable(records: RunRecords | str) -> bool:
 
 def _measure(check: Check, place: str, url: str, *, quick: bool, fresh: bool) -> RunRecords | str:
     """The check's records, of an earlier run or a new one; or why there are none."""
-    from tandem.fault_profile import shipped_profile
+    from tandem.fault_files import shipped_profile
     from tandem.progress import Progress
     from tandem.supervisor import Local, Stop, run_local
 

@@ -110,7 +110,7 @@ def _absolute(spec: RunSpec) -> RunSpec:
     """Paths that mean the same in every folder: the spec is stored, and repeated elsewhere."""
     paths = {name: path.absolute() for name in PATHS if (path := getattr(spec, name))}
     if spec.fault is not None:
-        from tandem.fault_profile import check_name, shipped_profile
+        from tandem.fault_files import check_name, shipped_profile
 
         check_name(spec.fault)
         if shipped_profile(spec.fault) is None:

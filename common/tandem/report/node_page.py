@@ -83,7 +83,7 @@ def _facts(p: NodeProfile) -> list[tuple[str, str, str]]:
         (
             formats.device_hours(p.device_hours),
             "device-hours",
-            f"{len(p.devices):,} of {p.device_count:,} devices" if p.device_count else f"{len(p.devices):,} devices",
+            f"{p.covered:,} of {p.device_count:,} devices" if p.device_count else f"{len(p.devices):,} devices",
         ),
     ]
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from tandem.errors import LinkError
 from tandem.vocabulary import Role, SyncMode
+from tandem_worker.devices import device_names
 from tandem_worker.link import frames as f
 from tandem_worker.link.channel import Channel
 from tandem_worker.link.state import Activity, Progress
@@ -71,7 +72,7 @@ class SuspectSession(Session):
                 role=Role.SUSPECT,
                 version=self.prepared.parity["tandem"],
                 parity=self.prepared.parity,
-                devices=[str(device) for device in self.machine.chain.mesh.devices.flat],
+                devices=device_names(self.machine.chain.mesh.devices.flat),
                 node=self.node,
             )
         )
