@@ -8,6 +8,7 @@ BENCHES = {
     "corrupt": "bench.rows.sync:corrupting",
     "chain": "bench.rows.chain:measure",
     "gradient": "bench.rows.gradient:measure",
+    "exchange": "bench.rows.exchange:measure",
     "training": "bench.rows.whole:training",
     "records": "bench.rows.records:measure",
     "profile": "bench.rows.profile:measure",
