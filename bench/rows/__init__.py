@@ -10,6 +10,7 @@ BENCHES = {
     "gradient": "bench.rows.gradient:measure",
     "exchange": "bench.rows.exchange:measure",
     "training": "bench.rows.whole:training",
+    "sketch": "bench.rows.sketch:measure",
     "records": "bench.rows.records:measure",
     "profile": "bench.rows.profile:measure",
     "visible": "bench.rows.visible:measure",

@@ -62,7 +62,8 @@ def measure(options: Options) -> list[Row]:
                 return state
 
             def measured(state: State, _: int) -> State:
-                norms, found = Norms(), {}
+                norms = Norms()
+                found: dict[int, Pieces] = {}
 
                 def take(output: int, suspect: np.ndarray, own: np.ndarray) -> None:
                     site = run.op.sites[output]
@@ -124,7 +125,9 @@ def _sockets(public: str, secret: str) -> Iterator[tuple[dict[str, zmq.Socket[by
     endpoints = {}
     for name, socket in sockets.items():
         socket.bind("tcp://127.0.0.1:0")
-        endpoints[name] = bytes(socket.last_endpoint).rstrip(b"\0").decode()
+        endpoint = socket.getsockopt(zmq.LAST_ENDPOINT)
+        assert isinstance(endpoint, bytes)
+        endpoints[name] = endpoint.rstrip(b"\0").decode()
     try:
         yield sockets, endpoints
     finally:
