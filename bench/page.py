@@ -37,10 +37,23 @@ _NOTES = """
   of the same records into the same table, which makes its lines with the sink's encoders while the server takes them;
   both into the embedded PostgreSQL. Against `records.ready`, whose lines are made before the clock starts, the sink's
   staging table alone costs about half: the server writes every row twice.
-- **profile**: as many mismatch rows as the setting says, of runs of 20,000 each, 20 runs of every node; one run is
-  written and given its verdict as any, the others are its copies. A profile and a page are read as the commands read
-  them, from the question to the finished structure; without roll-ups only the counts are computed from the rows, in
-  SQL, and they must be the same.
+- **gradient**: two ratios, multiplied. `gradient.program` is the whole-step program, which digests every gradient leaf
+  and all that it updates and donates nothing, against one fused program without digests, with donated parameters, in
+  one process; `gradient.sync` is the synchronised against the unsynchronised step of a pair of worker processes.
+- **exchange**: two processes on one machine. Every leaf's pieces, asked for, sent, checked by their CRC on arrival and
+  laid beside the reference's own, against ZeroMQ sockets alone that carry the same bytes in messages as large, with
+  the link's encryption (CURVE) and, in `exchange.plain`, without. `exchange.measured` adds the statistics of every
+  element and the norms, on one core of the reference.
+- **training**: a clean step with digests, sketch and report, as its side does it, against the same program without
+  any of that, with donated parameters. What is added is a fixed number of passes over the model (18 bytes a
+  parameter), whatever the batch; so the ratio falls with the tokens of a step. The bound is for those of the presets
+  of the paper's size, 4,096; `training.step_small` shows an eighth of that.
+- **sketch**: the estimates that a run would store (those that claim a standard deviation of at most 1 %), against the
+  exact norms in fp64: of two models after every step since one bit was flipped, and of differences made to a size.
+- **profile**: as many mismatch rows as the setting says, of runs of 10,000 each, 20 runs of every node and 200 of one
+  more; one run is written and given its verdict as any, the others are its copies. A profile and a page are read as the
+  commands read them, from the question to the finished structure; without roll-ups only the counts are computed from
+  the rows, in SQL, and they must be the same.
 - **visible**: from the moment when the digests of a corrupting program reached the suspect's host to the moment when
   another connection, which polls, sees the row. The exchange of the tensors and the replays lie in between.
 - **memory**: the largest sum of live device buffers of the reference, looked at after every program start, less that

@@ -23,12 +23,14 @@ from tandem.ids import new_run_id
 from tandem.records import AttemptRow, ClassCounts, ClosingRecord, MismatchRecord, Record, RunRow, StepRecord
 from tandem.vocabulary import AttemptState, Cause, Extent, Module, Phase, ReplayClass
 
-RUN_ROWS = 20_000
+RUN_ROWS = 10_000
 STEPS = 200
 LAYERS = 16
 TP = 8
 NODE_RUNS = 20
 """Runs of each node."""
+MANY_RUNS, MANY = 200, "node-tested-often"
+"""Of one node more."""
 PAGE = 50
 ASKED = 500
 """Measurements of each fast question: the 99th percentile has a bound from about 300 on."""
@@ -90,13 +92,14 @@ CLONE = {
 
 def measure(options: Options) -> list[Row]:
     """One run is written and summarised as any, then cloned by SQL: all runs have as many rows, and their own node."""
-    runs = max(NODE_RUNS, options.rows // RUN_ROWS)
+    runs = max(NODE_RUNS + MANY_RUNS, options.rows // RUN_ROWS)
     with embedded_database() as url:
         engine = connect(url)
         first = _first_run(engine, url)
         nodes = _clone(url, first, runs)
         rng = random.Random(options.seed)
         profile = _timed(lambda: load_node(engine, rng.choice(nodes)), ASKED)
+        many = _timed(lambda: load_node(engine, MANY), ASKED // 10)
         page = _timed(lambda: list_runs(engine, PAGE), ASKED)
         of_node = _timed(lambda: list_runs(engine, PAGE, node=rng.choice(nodes)), ASKED)
         fleet = _timed(lambda: load_fleet(engine), ASKED // 10)
@@ -114,6 +117,7 @@ def measure(options: Options) -> list[Row]:
     return [
         ms("node", "profile of a node, 99th percentile", profile, 0.99, BOUND_MS),
         ms("node_median", "the same, median", profile),
+        ms("node_many", f"profile of a node with {MANY_RUNS} runs, median", many),
         ms("node_without", "its counts from the rows, without roll-ups, median", plain),
         ms("page", "page of the run list, 99th percentile", page, 0.99, BOUND_MS),
         ms("page_node", "the same of one node", of_node, 0.99, BOUND_MS),
@@ -218,8 +222,8 @@ def _step(run_id: UUID, step: int, rows: Sequence[MismatchRecord]) -> StepRecord
 
 def _clone(url: str, first: UUID, runs: int) -> list[str]:
     """``runs`` runs in all, the ids in random order over the nodes."""
-    nodes = [f"node-{i}" for i in range(runs // NODE_RUNS)]
-    others = [node for node in nodes for _ in range(NODE_RUNS)][1:]
+    nodes = [f"node-{i}" for i in range((runs - MANY_RUNS) // NODE_RUNS)]
+    others = [node for node in nodes for _ in range(NODE_RUNS)][1:] + [MANY] * MANY_RUNS
     random.Random(1).shuffle(others)
     now = time.time()
     with open_connection(url, statement_timeout_s=3600) as conn:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from bench.devices import use_devices
 from bench.options import Options
 from bench.results import Row, row
@@ -10,14 +12,36 @@ from bench.turns import State, Step, take_turns
 from tandem.spec import resolve
 from tandem.vocabulary import Workload
 
+TOKENS = 4096
+"""Of a step: as many as the presets of the paper's size have."""
+
 
 def training(options: Options) -> list[Row]:
-    """A clean step of a training run, as its side does it, against the same step without digests, sketch and report.
+    """A clean step of a training run, as its side does it, against an undisturbed one; for steps of two sizes."""
+    use_devices(options.tp)
+    _, shape = resolve(options.spec())
+    rows = []
+    for name, tokens in (("step", TOKENS), ("step_small", TOKENS // 8)):
+        sized = msgspec.structs.replace(options, batch=tokens // shape.sequence)
+        wall = _turns(sized)
+        setting = sized.setting(tokens=tokens)
+        rows += [
+            row(
+                f"training.{name}", f"clean step with digests and sketch / undisturbed step, {tokens:,} tokens",
+                quantile(ratios(wall, "training", "undisturbed")), setting, bound=1.01 if tokens == TOKENS else None,
+            ),
+            row(
+                f"training.{name}_undisturbed", "the undisturbed step", quantile([b["undisturbed"] for b in wall]),
+                setting, unit="s",
+            ),
+        ]  # fmt: skip
+    return rows
 
-    All in this process, interleaved, each on its own copy of the state. The link carries one frame a step, which its
+
+def _turns(options: Options) -> list[dict[str, float]]:
+    """All in this process, interleaved, each on its own copy of the state. The link carries one frame a step, which its
     own thread sends; everything that the step's side does for it is in the figure.
     """
-    use_devices(options.tp)
     import numpy as np
 
     from tandem_worker.data import open_data
@@ -63,14 +87,4 @@ def training(options: Options) -> list[Row]:
 
     kinds = {kind: stepper(kind) for kind in chains}
     states = {k: random_parameters(c.plan, model, c.mesh, options.seed) for k, c in chains.items()}
-    wall = take_turns(kinds, states, options.blocks, options.seed)
-    return [
-        row(
-            "training.step", "clean step of a training run with digests and sketch / undisturbed step",
-            quantile(ratios(wall, "training", "undisturbed")), options.setting(), bound=1.01,
-        ),
-        row(
-            "training.undisturbed", "the undisturbed step", quantile([b["undisturbed"] for b in wall]),
-            options.setting(), unit="s",
-        ),
-    ]  # fmt: skip
+    return take_turns(kinds, states, options.blocks, options.seed)

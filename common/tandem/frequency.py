@@ -51,6 +51,11 @@ class Sums(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
+def total(every: Iterable[Sums]) -> Sums:
+    """Sum of any number, none included."""
+    return Sums(*map(sum, zip(*map(msgspec.structs.astuple, every), strict=True)))
+
+
 def sums(steps: Iterable[tuple[int, int, bool]]) -> Sums:
     """Sums of (elements compared, of them mismatching, whether any tensor mismatched) of each step.
 

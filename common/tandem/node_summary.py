@@ -10,7 +10,7 @@ from types import MappingProxyType
 from uuid import UUID
 
 from tandem import formats
-from tandem.frequency import Sums, per_element, per_step
+from tandem.frequency import Sums, per_element, per_step, total
 from tandem.node_profile import ClassProfile, DeviceProfile, NodeProfile, RunLine
 from tandem.node_verdict import (
     NodeDecided,
@@ -186,15 +186,15 @@ def _classes(details: Sequence[Detail]) -> tuple[tuple[ClassProfile, ...], dict[
     for name in sorted(grouped, key=class_order):
         every = grouped[name]
         sketches.append(merge(c.severities for c in every if c.severities))
-        total = sum((c.sums for c in every), Sums())
+        both = total(c.sums for c in every)
         weight = sum(c.severity_weight for c in every)
         phase, module, family = [*name.split("/"), "", ""][:3]
         out.append(
             ClassProfile(
-                phase=phase, module=module, family=family, sites=sum(c.sites for c in every), elements=total.elements,
-                mismatched_sites=sum(c.mismatched_sites for c in every), mismatched_elements=total.mismatched,
-                steps=total.clusters, affected_steps=total.affected, per_element=per_element(total),
-                per_step=per_step(total),
+                phase=phase, module=module, family=family, sites=sum(c.sites for c in every), elements=both.elements,
+                mismatched_sites=sum(c.mismatched_sites for c in every), mismatched_elements=both.mismatched,
+                steps=both.clusters, affected_steps=both.affected, per_element=per_element(both),
+                per_step=per_step(both),
                 # each term divided before it is added: a sum of severities may exceed fp64
                 severity_mean=sum(c.severity_total / weight for c in every) if weight else None,
                 severity_median=quantile(sketches[-1], 0.5),

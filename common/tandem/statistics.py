@@ -101,21 +101,22 @@ class Pieces:
         start, self.seen = self.seen, self.seen + suspect.size
         if where.size == 0:
             return
+        if where.size < xor.size:  # where all mismatch, nothing need be picked
+            xor, suspect, reference = xor[where], suspect[where], reference[where]
         with np.errstate(all="ignore"):  # casts of signalling NaNs, inf - inf and x / 0 are sorted out below
-            s = suspect[where].astype(np.float64)
-            r = reference[where].astype(np.float64)
+            s = suspect.astype(np.float64)
+            r = reference.astype(np.float64)
             relative = np.abs(s - r) / np.abs(r)
             self._severity(relative[np.isfinite(relative) & (relative != 0) & (r != 0)])
         self.mismatched += int(where.size)
         self.zero_reference += int(np.count_nonzero(r == 0))
         self.nonfinite += int(np.count_nonzero(~np.isfinite(s)))
         self.nullified += int(np.count_nonzero((s == 0) & (r != 0)))
-        self.bits += _histogram(xor[where])
+        self.bits += _histogram(xor)
         where += start
         if self.first < 0:
             self.first = int(where[0])
-        places = [_ends(axis) for axis in (*_places(where, self.shape), *np.divmod(where, self._columns))]
-        low, high = np.array(places).T
+        low, high = np.array(_box(where, self.shape)).T
         self._low = low if self._low is None else np.minimum(self._low, low)
         self._high = high if self._high is None else np.maximum(self._high, high)
 
@@ -165,9 +166,11 @@ class Pieces:
                 return
             severity = np.concatenate(self._kept)
             self._kept = None
-        bins, counts = np.unique(np.floor(np.log2(severity) * _BINS).astype(np.int64), return_counts=True)
-        for place, count in zip(bins.tolist(), counts.tolist(), strict=True):
-            self._bins[place] = self._bins.get(place, 0) + count
+        bins = np.floor(np.log2(severity) * _BINS).astype(np.int64)
+        lowest = int(bins.min())
+        counts = np.bincount(bins - lowest)  # of at most the bins of fp64's range, 134,208
+        for place in np.flatnonzero(counts).tolist():
+            self._bins[lowest + place] = self._bins.get(lowest + place, 0) + int(counts[place])
 
     def _median(self) -> float | None:
         if not self._severities:
@@ -226,11 +229,24 @@ def _bits(x: np.ndarray) -> npt.NDArray[Any]:
 def _histogram(xor: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
     """How often each bit is set, least significant first."""
     width = xor.dtype.itemsize
-    octets = np.ascontiguousarray(xor.astype(xor.dtype.newbyteorder("<"))).view(np.uint8).reshape(-1, width)
-    counts: npt.NDArray[np.int64] = np.unpackbits(octets, axis=1, bitorder="little").sum(axis=0, dtype=np.int64)
-    return counts
+    octets = np.ascontiguousarray(xor.astype(xor.dtype.newbyteorder("<"), copy=False)).view(np.uint8)
+    return np.concatenate([np.bincount(octets[i::width], minlength=256) @ _SET for i in range(width)])
 
 
-def _places(where: npt.NDArray[np.intp], shape: tuple[int, ...]) -> tuple[npt.NDArray[np.intp], ...]:
-    """Index along each axis; none for a scalar, which numpy's function refuses."""
-    return np.unravel_index(where, shape) if shape else ()
+_SET = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little").astype(np.int64)
+"""Which bits are set in each octet, ``[256, 8]``."""
+
+
+def _box(where: npt.NDArray[np.intp], shape: tuple[int, ...]) -> list[tuple[int, int]]:
+    """First and last index along each axis, then of the row and the column, of ascending flat indices."""
+    columns = shape[-1] if shape else 1
+    first, last = int(where[0]), int(where[-1])
+    row = (first // columns, last // columns)
+    if last - first + 1 == where.size:  # without a gap: whoever crosses the end of a row has touched every column
+        column = (first % columns, last % columns) if row[0] == row[1] else (0, columns - 1)
+    else:
+        column = _ends(where % columns)
+    if len(shape) < 3:
+        return [*([row, column] if len(shape) == 2 else [column] if shape else []), row, column]
+    leading = np.unravel_index(where // columns, shape[:-1])
+    return [*map(_ends, leading), column, row, column]

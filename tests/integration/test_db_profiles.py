@@ -288,6 +288,33 @@ def test_a_profile_reads_no_row_of_steps_or_mismatches(engine: Engine) -> None:
     assert scans() == before
 
 
+def test_a_profile_scans_no_table_of_all_runs(engine: Engine) -> None:
+    """With runs of many nodes, each of its questions goes by an index: it reads that node's rows only."""
+    from tandem.db import profiles
+
+    store_run(engine, node_run(hits={3: 5}))
+    copies = "FROM generate_series(1, 4000) i, {} t"
+    key = "md5(i::text)::uuid"
+    given = {"run_id": key, "suspect_node": "'node-' || i % 200", "reference_node": "'well-' || i % 40"}
+    with engine.begin() as conn:
+        for table in ("runs", "attempts", "run_profiles", "attempt_totals"):
+            names = list(conn.scalars(text(
+                "SELECT column_name FROM information_schema.columns WHERE table_name = :t ORDER BY ordinal_position"
+            ), {"t": table}))  # fmt: skip
+            values = ", ".join(given.get(name, f"t.{name}") for name in names)
+            conn.execute(text(f"INSERT INTO {table} ({', '.join(names)}) SELECT {values} {copies.format(table)}"))
+        for table in ("runs", "attempts", "run_profiles", "attempt_totals"):
+            conn.execute(text(f"ANALYZE {table}"))
+    asked: dict[str, dict[str, object]] = {
+        "_MINE": {"node": "node-7"}, "_OTHERS": {"node": "well-7"}, "_AS_REFERENCE": {"node": "well-7"},
+        "_NULLS": {"all": False, "executables": ["one"]}, "_UNSTEADY": {}, "_KNOWN": {"node": "node-7"},
+    }  # fmt: skip
+    with engine.connect() as conn:
+        for name, values in asked.items():
+            plan = [str(line) for line in conn.scalars(text(f"EXPLAIN {getattr(profiles, name)}"), values)]
+            assert not [line for line in plan if "Seq Scan" in line], f"{name}: {plan}"
+
+
 def test_noise_reaches_the_database(engine: Engine) -> None:
     store_run(engine, node_run(workload="gradient", hits={2: 1}, gradients=[gradient(2, 0.5, 10.0)]))
     p = load_node(engine, "sick")

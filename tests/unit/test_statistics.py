@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.records import MismatchRecord
-from tandem.statistics import Difference, compare
+from tandem.statistics import Difference, Pieces, compare, extent
 from tandem.vocabulary import Cause, Extent, Module, Phase
 
 FLOATS = [np.float32, ml_dtypes.bfloat16, np.float16]
@@ -128,6 +129,29 @@ def test_against_a_loop_over_elements(shape: tuple[int, ...], dtype: object, see
         assert found.severity_mean is found.severity_median is found.severity_max is None
     places = np.array([np.unravel_index(i, shape) for i in indices]).reshape(len(indices), len(shape))
     assert found.box == [[int(low), int(high)] for low, high in zip(places.min(0), places.max(0), strict=True)]
+
+
+@given(
+    shape=st.sampled_from([(1,), (9,), (5, 7), (2, 3, 5), (4, 1)]),
+    spans=st.lists(st.tuples(st.integers(0, 34), st.integers(1, 12)), min_size=1, max_size=3),
+    cuts=st.sets(st.integers(1, 34), max_size=4),
+)
+def test_parts_say_what_the_whole_says(shape: tuple[int, ...], spans: list[tuple[int, int]], cuts: set[int]) -> None:
+    """Whole spans mismatch, across the ends of rows: parts without a gap, and without a mismatch."""
+    reference = np.arange(1, 1 + np.prod(shape), dtype=np.float32).reshape(shape)
+    suspect = reference.copy()
+    for start, length in spans:
+        suspect.reshape(-1)[start : start + length] = -reference.reshape(-1)[start : start + length]
+    pieces = Pieces(shape, reference.dtype)
+    edges = [0, *sorted(cut for cut in cuts if cut < reference.size), reference.size]
+    for start, end in itertools.pairwise(edges):
+        pieces.add(suspect.reshape(-1)[start:end], reference.reshape(-1)[start:end])
+    found, whole = pieces.difference(), compare(suspect, reference)
+    assert found == whole
+    if found is not None:
+        places = np.argwhere(suspect != reference)
+        assert found.box == [[int(low), int(high)] for low, high in zip(places.min(0), places.max(0), strict=True)]
+        assert found.extent is extent(np.flatnonzero(suspect != reference), shape)
 
 
 def damaged(shape: tuple[int, ...], *where: Any) -> Extent:

@@ -19,7 +19,7 @@ from tandem_worker.drift.flight import Flight, launch, master_outputs, sketch_sh
 from tandem_worker.link import frames as f
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.norms import Norms
-from tandem_worker.lockstep.pieces import fetch_pieces
+from tandem_worker.lockstep.pieces import Exchange
 from tandem_worker.lockstep.reference import TRIES
 from tandem_worker.lockstep.tally import StepTally
 from tandem_worker.lockstep.transfer import lanes_bytes
@@ -127,10 +127,11 @@ class DriftReference(WholeReference):
             self._store_inputs(run, differing)
         norms: GroupNorms = defaultdict(Norms)
         masters = set(master_outputs(op))
+        exchange = Exchange(self, run, unequal)
         for output, rank in unequal:
             site = op.sites[output]
             pieces = Pieces(site.shape, np.dtype(site.dtype))
-            for suspect, own in fetch_pieces(self, run, output, rank):
+            for suspect, own in exchange.pieces(output, rank):
                 pieces.add(suspect, own)
                 if output in masters:
                     norms[group_of(site.module, site.layer)].add(suspect, own, self._weight(op, output))
@@ -153,11 +154,12 @@ class DriftReference(WholeReference):
         """Exact norms of the master weights after a step; what differs comes in pieces."""
         norms: GroupNorms = defaultdict(Norms)
         masters = set(master_outputs(run.op))
-        for output, rank in unequal:
-            if output in masters:
-                site = run.op.sites[output]
-                for suspect, own in fetch_pieces(self, run, output, rank):
-                    norms[group_of(site.module, site.layer)].add(suspect, own, self._weight(run.op, output))
+        places = [(output, rank) for output, rank in unequal if output in masters]
+        exchange = Exchange(self, run, places)
+        for output, rank in places:
+            site = run.op.sites[output]
+            for suspect, own in exchange.pieces(output, rank):
+                norms[group_of(site.module, site.layer)].add(suspect, own, self._weight(run.op, output))
         self._add_equal(run, set(unequal), norms)
         return norms
 

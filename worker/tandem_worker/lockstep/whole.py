@@ -14,11 +14,11 @@ import numpy as np
 
 from tandem.records import GradientRecord
 from tandem.statistics import Pieces
-from tandem.vocabulary import Cause, SyncMode
+from tandem.vocabulary import Cause
 from tandem_worker.chain import Op
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.norms import Norms
-from tandem_worker.lockstep.pieces import fetch_pieces
+from tandem_worker.lockstep.pieces import Exchange
 from tandem_worker.lockstep.reference import Reference
 from tandem_worker.model.whole import is_replicated, leaf_of
 
@@ -55,6 +55,8 @@ class WholeReference(Reference):
         derived = any(op.sites[output].family in GRADIENT for output, _ in unequal)
         norms: dict[int, Norms] = defaultdict(Norms)
         followed: dict[int, list[int]] = defaultdict(list)
+        measured = [(output, rank) for output, rank in unequal if not (derived and op.sites[output].family in UPDATED)]
+        exchange = Exchange(self, execution, [place for place in measured if (op.index, *place) not in self._tensors])
         for output, rank in unequal:
             site = op.sites[output]
             runs = [lanes[rank, output] for lanes in replays] if output in replayed else []
@@ -62,7 +64,7 @@ class WholeReference(Reference):
                 followed[rank].append(output)
             else:
                 pieces = Pieces(site.shape, np.dtype(site.dtype))
-                for suspect, own in self._pieces(execution, output, rank):
+                for suspect, own in self._pieces(exchange, execution, output, rank):
                     pieces.add(suspect, own)
                     if site.family == "dw":
                         norms[output].add(suspect, own, self._weight(op, output))
@@ -110,11 +112,13 @@ class WholeReference(Reference):
 
     # -- pieces ----------------------------------------------------------------------------------
 
-    def _pieces(self, execution: Execution, output: int, rank: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The suspect's and the own tensor of one rank, flat, piece by piece; the next is under way meanwhile."""
+    def _pieces(
+        self, exchange: Exchange, execution: Execution, output: int, rank: int
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The suspect's and the own tensor of one rank, flat, piece by piece; full exchange has it already."""
         kept = self._tensors.pop((execution.op.index, output, rank), None)
-        if self.sync is SyncMode.FULL and kept is not None:
-            own = self.machine.shard(execution.outputs[output], rank).reshape(-1)
-            yield self._fetch(execution, "output", output, rank, kept).reshape(-1), own
+        if kept is None:
+            yield from exchange.pieces(output, rank)
             return
-        yield from fetch_pieces(self, execution, output, rank)
+        own = self.machine.shard(execution.outputs[output], rank).reshape(-1)
+        yield self._fetch(execution, "output", output, rank, kept).reshape(-1), own

@@ -137,6 +137,7 @@ def compile_program(
     in_flight: InFlight | None = None,
     *,
     digests: bool = True,
+    donated: Sequence[int] = (),
 ) -> CompiledProgram:
     """Compile one program for the mesh.
 
@@ -148,6 +149,7 @@ def compile_program(
         fault_rows: the injector's rows; 0: a real build, without the injector.
         in_flight: bound on queued executions, shared by the chain's programs; None: no bound.
         digests: False for the benchmark's undisturbed step only: digests are zero.
+        donated: places of inputs whose buffers the program may write its outputs into; for that step only.
     """
 
     def ranked(*args: Array) -> tuple[Any, ...]:
@@ -163,7 +165,7 @@ def compile_program(
     arguments = [rank_major(spec, mesh) for spec in inputs]
     if fault_rows:
         arguments.append(rank_major(TensorSpec((fault_rows, inject.WIDTH), "uint32"), mesh))
-    compiled = _compile(name, ranked, arguments, mesh)
+    compiled = _compile(name, ranked, arguments, mesh, tuple(donated))
     return CompiledProgram(name, compiled, fault_rows, mesh, in_flight)
 
 
@@ -213,11 +215,17 @@ def _untouched() -> Array:
     return jnp.full((1, 1 + inject.LOGGED), -1, jnp.int32).at[:, 0].set(0)
 
 
-def _compile(name: str, body: Callable[..., Any], arguments: Sequence[jax.ShapeDtypeStruct], mesh: Mesh) -> Any:
+def _compile(
+    name: str,
+    body: Callable[..., Any],
+    arguments: Sequence[jax.ShapeDtypeStruct],
+    mesh: Mesh,
+    donated: tuple[int, ...] = (),
+) -> Any:
     mapped = jax.shard_map(body, mesh=mesh, in_specs=_SHARDED, out_specs=_SHARDED, check_vma=False)
 
     def entry(*args: Array) -> Any:
         return mapped(*args)
 
     entry.__name__ = entry.__qualname__ = name.replace(".", "_")
-    return jax.jit(entry).lower(*arguments).compile()
+    return jax.jit(entry, donate_argnums=donated).lower(*arguments).compile()

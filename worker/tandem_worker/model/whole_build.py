@@ -118,7 +118,8 @@ def build_whole(
 ) -> Chain:
     """Compile the whole step of a workload; arguments as of `tandem_worker.model.build.build_chain`.
 
-    ``digests``: False for the benchmark's undisturbed step only.
+    ``digests``: False for the benchmark's undisturbed step only, which is what one would train with: without digests,
+    and with what outlives a step donated to it.
 
     Raises:
         SpecError: ``tp`` does not divide what it must.
@@ -140,11 +141,13 @@ def build_whole(
     in_flight = InFlight(CPU_IN_FLIGHT) if mesh.devices.flat[0].platform == "cpu" else None
     rows = sum(len(op.sites) + 1 for op in inside)
     whole = composed(chain, step, computes, sums, inside)
+    donated = [] if digests else [place for place, slot in enumerate(step.inputs) if slot in plan.persistent]
     jobs: dict[Any, Callable[[], Any]] = {
         STEP: partial(
-            compile_program, STEP, whole, [plan.slots[s] for s in step.inputs], mesh, rows, in_flight, digests=digests
+            compile_program, STEP, whole, [plan.slots[s] for s in step.inputs], mesh, rows, in_flight,
+            digests=digests, donated=donated,
         )
-    }
+    }  # fmt: skip
     extra = {SCORE: score_op(chain)} if workload is Workload.FINETUNE else {}
     if extra:
         op = extra[SCORE]

@@ -1,0 +1,120 @@
+"""Differing tensors in pieces: all of them arrive, in order, whatever is sent again, within the bound."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.errors import LinkError
+from tandem.sites import Site
+from tandem.vocabulary import Module, Phase
+from tandem_worker.chain import Op
+from tandem_worker.link import frames as f
+from tandem_worker.lockstep import pieces
+from tandem_worker.lockstep.machine import Execution
+from tandem_worker.lockstep.pieces import Exchange
+from tandem_worker.lockstep.reference import TRIES, Reference
+from tandem_worker.lockstep.transfer import piece_digest
+
+DTYPES = ("float32", "bfloat16")
+
+
+class Pair:
+    """The reference as `Exchange` sees it, and a suspect that answers at once, in order."""
+
+    def __init__(self, sizes: list[int], exchange_bytes: int, changed: Callable[[f.Want, int], bool]) -> None:
+        rng = np.random.default_rng(len(sizes))
+        sites = tuple(
+            Site(i, Phase.BWD, Module.ATTN, i, "dw.wq", (size,), DTYPES[i % 2]) for i, size in enumerate(sizes)
+        )
+        op = Op(0, "step", (), (), tuple(f"grad.{i}" for i in range(len(sizes))), sites)
+        values = [
+            [rng.standard_normal((2, n)).astype(s.dtype) for n, s in zip(sizes, sites, strict=True)] for _ in "12"
+        ]
+        self.own, self.theirs = values
+        self.run = Execution(op, 1, 0, (), tuple(self.own), None, None)
+        self.settings = SimpleNamespace(exchange_bytes=exchange_bytes)
+        self.machine = SimpleNamespace(shard=lambda array, rank: array[rank])
+        self.channel = SimpleNamespace(send=self._answer)
+        self.ledger = SimpleNamespace(transport=lambda *_, repaired: self.transport.append(repaired))
+        self.generation = 0
+        self.transport: list[bool] = []
+        self.most = 0
+        self._changed, self._times = changed, dict[tuple[int, int, int], int]()
+        self._queue: deque[tuple[f.Tensor, np.ndarray]] = deque()
+
+    def _answer(self, want: f.Want) -> None:
+        place = (want.index, want.rank, want.start)
+        self._times[place] = self._times.get(place, 0) + 1
+        value = self.theirs[want.index][want.rank][want.start : want.start + want.count]
+        digest = piece_digest(value)
+        if self._changed(want, self._times[place]):
+            value = value.copy()
+            value.view(np.uint8)[0] ^= 1
+        frame = f.Tensor(
+            1, 0, 0, "piece", want.index, want.rank, str(value.dtype), list(value.shape), digest, want.start
+        )
+        self._queue.append((frame, value))
+        self.most = max(self.most, sum(v.nbytes for _, v in self._queue))
+
+    def expect(self, kind: type[f.Tensor], matches: Callable[[f.Tensor], bool]) -> tuple[f.Tensor, np.ndarray]:
+        frame, value = self._queue.popleft()
+        assert isinstance(frame, kind)
+        assert matches(frame), "a piece came that nobody waits for"
+        return frame, value
+
+    def fetch(self) -> None:
+        """Everything, compared with what the suspect has."""
+        places = [(output, rank) for output in range(len(self.own)) for rank in range(2)]
+        exchange = Exchange(cast("Reference", self), self.run, places)
+        for output, rank in places:
+            parts = list(exchange.pieces(output, rank))
+            got, mine = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+            assert got.tobytes() == self.theirs[output][rank].tobytes()
+            assert mine.tobytes() == self.own[output][rank].tobytes()
+        assert not self._queue
+
+
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(8, 200), st.integers(4, 64),
+    st.sets(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 9))),
+)  # fmt: skip
+def test_pieces_are_the_tensors(
+    sizes: list[int], exchange_bytes: int, piece: int, bad: set[tuple[int, int, int]]
+) -> None:
+    """Some pieces arrive changed the first time, while later ones are under way already."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pieces, "PIECE", piece)
+        pair = Pair(sizes, exchange_bytes, lambda want, time: time == 1 and (want.index, want.rank, want.start) in bad)
+        pair.fetch()
+    assert pair.transport == [True] * len(pair.transport)
+    assert pair.most <= exchange_bytes
+
+
+def test_what_arrives_changed_every_time_ends_the_pair() -> None:
+    pair = Pair([10], 64, lambda want, _: want.start == 8 and want.rank == 1)
+    with pytest.raises(LinkError, match=f"changed {TRIES} times"):
+        pair.fetch()
+    assert pair.transport == [False]
+
+
+def test_several_small_tensors_are_under_way_at_once() -> None:
+    pair = Pair([8] * 10, 1 << 20, lambda *_: False)
+    exchange = Exchange(cast("Reference", pair), pair.run, [(output, 0) for output in range(10)])
+    first = exchange.pieces(0, 0)
+    next(first)
+    assert len(cast("Any", pair)._queue) == 9
+
+
+def test_a_piece_of_another_size_is_refused() -> None:
+    pair = Pair([10], 64, lambda *_: False)
+    pair.theirs[0] = pair.theirs[0][:, :5]
+    with pytest.raises(LinkError, match="another size"):
+        pair.fetch()
