@@ -130,7 +130,7 @@ def test_both_sides_run_the_same_spec_image_environment_and_devices() -> None:
     assert containers[0]["resources"] == containers[1]["resources"]
     assert containers[0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
     values = [{e["name"]: e.get("value") for e in c["env"]} for c in containers]
-    own = {"TANDEM_ROLE", "TANDEM_ENDPOINT"}
+    own = {"TANDEM_ROLE", "TANDEM_ENDPOINT", "TANDEM_SUSPECT_NODE", "TANDEM_METRICS_PORT"}
     assert {k: v for k, v in values[0].items() if k not in own} == {k: v for k, v in values[1].items() if k not in own}
     assert json.loads(values[0]["TANDEM_SPEC"] or "")["tp"] == 8
     assert values[0]["XLA_FLAGS"] == "--x"
