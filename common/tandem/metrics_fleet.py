@@ -18,7 +18,6 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from tandem import __version__
 from tandem.db.profiles import FleetLine
 from tandem.errors import TandemError
 from tandem.vocabulary import NodeVerdict, Verdict, Workload
@@ -110,8 +109,25 @@ def fleet_facts(lines: Iterable[FleetLine], runs: RunCounts) -> FleetFacts:
     return FleetFacts(Counter(str(line.decided.verdict) for line in lines), named, runs)
 
 
-class FleetCollector(Collector):
-    """Gauges of the fleet.
+class FleetGauges(Collector):
+    """What was last shown; nothing but ``tandem_api_database_up`` while that is nothing."""
+
+    facts: FleetFacts | None = None
+
+    def show(self, facts: FleetFacts | None) -> None:
+        """Tell the next scrape; None: the database does not answer."""
+        self.facts = facts
+
+    def collect(self) -> Iterator[Metric]:
+        facts = self.facts
+        yield GaugeMetricFamily("tandem_api_database_up", "1 if PostgreSQL answered last time.", facts is not None)
+        if facts is not None:
+            yield from _nodes(facts)
+            yield from _runs(facts.runs)
+
+
+class FleetCollector(FleetGauges):
+    """The same, asking by itself.
 
     Args:
         ask: how the fleet stands; raises `TandemError`, `SQLAlchemyError` or `OSError` where the database does not
@@ -125,28 +141,17 @@ class FleetCollector(Collector):
     ) -> None:
         self._ask, self._kept_s, self._clock = ask, kept_s, clock
         self._lock = threading.Lock()
-        self._facts: FleetFacts | None = None
         self._at: float | None = None
 
     def collect(self) -> Iterator[Metric]:
-        facts = self._now()
-        build = GaugeMetricFamily("tandem_build_info", "Version of Tandem.", labels=["version"])
-        build.add_metric([__version__], 1)
-        yield build
-        yield GaugeMetricFamily("tandem_api_database_up", "1 if PostgreSQL answered last time.", facts is not None)
-        if facts is not None:
-            yield from _nodes(facts)
-            yield from _runs(facts.runs)
-
-    def _now(self) -> FleetFacts | None:
         with self._lock:
             if self._at is None or self._clock() - self._at >= self._kept_s:
                 try:
-                    self._facts = self._ask()
+                    self.show(self._ask())
                 except (TandemError, SQLAlchemyError, OSError):
-                    self._facts = None
+                    self.show(None)
                 self._at = self._clock()
-            return self._facts
+        yield from super().collect()
 
 
 def _nodes(facts: FleetFacts) -> Iterator[Metric]:
