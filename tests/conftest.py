@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from databases import fresh_database
 from plugins import compiled
 
 pytest_plugins = ["plugins.parts"]
@@ -59,15 +60,8 @@ def database_server() -> Iterator[str]:
 @pytest.fixture
 def database_url(database_server: str) -> Iterator[str]:
     """URL of a fresh database, schema at head."""
-    from tandem.db.engine import open_connection, parse
-
-    name = f"test_{os.urandom(6).hex()}"
-    admin = parse(database_server).set(drivername="postgresql", database="postgres").render_as_string(False)
-    with open_connection(admin) as conn:
-        conn.autocommit = True
-        conn.execute(f"CREATE DATABASE {name} TEMPLATE tandem")
-        yield parse(database_server).set(drivername="postgresql", database=name).render_as_string(False)
-        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    with fresh_database(database_server) as url:
+        yield url
 
 
 @pytest.fixture

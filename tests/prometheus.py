@@ -118,7 +118,7 @@ def prometheus(folder: Path, targets: Mapping[str, int]) -> Iterator[Prometheus]
 def _ready(found: Prometheus, process: subprocess.Popen[bytes]) -> bool:
     assert process.poll() is None, "Prometheus has ended"
     try:
-        found.ask("status/buildinfo")
+        with urllib.request.urlopen(f"{found.address}/-/ready", timeout=10):
+            return True
     except OSError:
         return False
-    return True
