@@ -62,6 +62,7 @@ class Sources:
     prometheus: Prometheus
     engine: Engine
     ports: dict[str, int]
+    pair: Pair
 
 
 def queries(value: Any) -> Iterator[dict[str, Any]]:
@@ -103,14 +104,14 @@ def sources(api_server: ApiServer, database_server: str, tmp_path_factory: pytes
         stack.callback(fleet.server_close)
         stack.callback(fleet.shutdown)
         ports["api"] = fleet.server_port
-        stack.enter_context(live_pair(folder, url, engine, ports["worker"]))
+        pair = stack.enter_context(live_pair(folder, url, engine, ports["worker"]))
         hands = Hands(api_server, url)
         stack.callback(hands.close)
         stack.enter_context(controller(hands, folder, ports["controller"]))
         found = stack.enter_context(prometheus(folder, ports))
         pairruns(hands, folder)
         until("all targets", found.up)
-        yield Sources(found, engine, ports)
+        yield Sources(found, engine, ports, pair)
 
 
 def records(engine: Engine) -> None:
@@ -242,6 +243,15 @@ def test_a_pair_is_a_bounded_number_of_series_and_names_no_run(sources: Sources)
     assert 0 < len(series) <= 120
     assert {one["metric"].get("node", "sick") for one in series} == {"sick"}
     assert {one["metric"].get("synthetic", "true") for one in series} == {"true"}
+
+
+def test_zz_the_series_of_a_pair_end_with_its_reference(sources: Sources) -> None:
+    """The last test of this file: it ends the pair."""
+    query = '{job="worker", __name__=~"tandem_.*"}'
+    assert sources.prometheus.now(query)
+    sources.pair.pods[Role.REFERENCE].kill()
+    until("the end of the series", lambda: not sources.prometheus.now(query))
+    assert sources.prometheus.now("tandem_controller_leading")
 
 
 def numbers(source: Prometheus, expression: str, *, instant: bool) -> list[float]:
