@@ -15,6 +15,7 @@ BENCHES = {
     "profile": "bench.rows.profile:measure",
     "visible": "bench.rows.visible:measure",
     "memory": "bench.rows.memory:measure",
+    "metrics": "bench.rows.metrics:measure",
     "controller": "bench.rows.controller:measure",
 }
 """Name -> ``module:function``, called with `bench.options.Options`."""

@@ -27,6 +27,8 @@ NAMED = 1000
 """Nodes that are named at most, and reasons; more are only counted."""
 REASONS = 50
 OTHER = "other"
+FIRST_S = 5.0
+"""How long a scrape waits where nothing is known yet."""
 
 _RUNS = text(
     "SELECT r.workload, coalesce(r.verdict, '') AS verdict, CASE WHEN r.verdict = 'inconclusive' "
@@ -127,31 +129,58 @@ class FleetGauges(Collector):
 
 
 class FleetCollector(FleetGauges):
-    """The same, asking by itself.
+    """The same, asking by itself, behind the scrapes: a scrape gets what is known, and never waits long.
 
     Args:
         ask: how the fleet stands; raises `TandemError`, `SQLAlchemyError` or `OSError` where the database does not
-            answer. Never called twice at once.
+            answer. Called in a thread of its own, never twice at once.
         kept_s: how long an answer, or a failure, is kept: so many scrapes cost one question.
+        stale_s: an answer older than this is not shown.
+        patience_s: how long a scrape waits for a newer answer while it has an old one.
         clock: monotonic seconds.
     """
 
     def __init__(
-        self, ask: Callable[[], FleetFacts], kept_s: float = 15.0, clock: Callable[[], float] = time.monotonic
+        self,
+        ask: Callable[[], FleetFacts],
+        kept_s: float = 15.0,
+        stale_s: float = 60.0,
+        patience_s: float = 0.03,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ask, self._kept_s, self._clock = ask, kept_s, clock
+        self._ask, self._kept_s, self._stale_s, self._patience_s = ask, kept_s, stale_s, patience_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._at: float | None = None
+        """When what is shown was asked for."""
+        self._asking: threading.Event | None = None
+        """Set once the question under way is answered."""
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            if self._at is None or self._clock() - self._at >= self._kept_s:
-                try:
-                    self.show(self._ask())
-                except (TandemError, SQLAlchemyError, OSError):
-                    self.show(None)
-                self._at = self._clock()
+            age = self._clock() - self._at if self._at is not None else float("inf")
+            if age >= self._kept_s and self._asking is None:
+                self._asking = threading.Event()
+                threading.Thread(target=self._refresh, args=(self._asking,), name="fleet", daemon=True).start()
+            asking = self._asking if age >= self._kept_s else None
+        if asking is not None:
+            asking.wait(self._patience_s if age < self._stale_s else FIRST_S)
+        with self._lock:
+            if self._at is None or self._clock() - self._at >= self._stale_s:
+                self.show(None)
         yield from super().collect()
+
+    def _refresh(self, asking: threading.Event) -> None:
+        began, facts = self._clock(), None
+        try:
+            facts = self._ask()
+        except (TandemError, SQLAlchemyError, OSError):
+            pass  # that it does not answer is what is shown
+        finally:
+            with self._lock:
+                self.show(facts)
+                self._at, self._asking = began, None
+            asking.set()
 
 
 def _nodes(facts: FleetFacts) -> Iterator[Metric]:

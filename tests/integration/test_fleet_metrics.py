@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +14,7 @@ from sqlalchemy import Engine, event
 
 from db_samples import make_run
 from node_runs import HOUR, node_run, store_run
-from prometheus import lint
+from prometheus import lint, until
 from tandem.db.engine import connect
 from tandem.db.profiles import read_fleet
 from tandem.errors import DatabaseError
@@ -92,7 +94,7 @@ def test_many_scrapes_are_one_question_and_a_database_that_is_away_leaves_no_sta
             raise DatabaseError("the database does not answer")
         return FleetFacts({"clean": 3}, [], RunCounts())
 
-    collector = FleetCollector(ask, kept_s=10, clock=lambda: now)
+    collector = FleetCollector(ask, kept_s=10, patience_s=60, clock=lambda: now)
     for _ in range(5):
         assert told(collector)['tandem_fleet_nodes{verdict="clean"}'] == 3
     assert questions == [0.0]
@@ -102,6 +104,34 @@ def test_many_scrapes_are_one_question_and_a_database_that_is_away_leaves_no_sta
     assert questions == [0.0, 11.0]
     away, now = False, 22.0
     assert told(collector)["tandem_api_database_up"] == 1
+
+
+def test_a_scrape_does_not_wait_for_a_slow_answer_and_never_shows_an_old_one_for_long() -> None:
+    now, slow = 0.0, threading.Event()
+    slow.set()
+    count = itertools.count(1)
+
+    def ask() -> FleetFacts:
+        assert slow.wait(60)
+        return FleetFacts({"clean": next(count)}, [], RunCounts())
+
+    def clean(collector: FleetGauges) -> float | None:
+        return told(collector).get('tandem_fleet_nodes{verdict="clean"}')
+
+    collector = FleetCollector(ask, kept_s=10, stale_s=60, patience_s=0, clock=lambda: now)
+    assert clean(collector) == 1
+    slow.clear()
+    now = 30.0
+    assert [clean(collector), clean(collector)] == [1, 1]
+    slow.set()
+    until("the answer that was under way", lambda: clean(collector) == 2)
+    slow.clear()
+    now = 200.0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tandem.metrics_fleet.FIRST_S", 0.05)
+        assert told(collector) == {"tandem_api_database_up": 0}
+    slow.set()
+    until("the next", lambda: clean(collector) == 3)
 
 
 def test_a_service_that_asks_itself_shows_what_it_knows() -> None:
