@@ -52,8 +52,8 @@ def test_an_assessment_makes_its_controls_and_pairs_and_says_what_is_missing(thr
     with three.quarantined(), reachable(three) as cluster:
         done = cluster.try_run(*words, timeout=2000)
         again = cluster.try_run(*words, timeout=100)
-    told, told_again = (json.loads(each.stdout) for each in (done, again))
     assert done.returncode == again.returncode == 2, done.stderr
+    told, told_again = (json.loads(each.stdout) for each in (done, again))
     assert told["runs_made"] == RUNS, done.stderr
     assert told_again["runs_made"] == 0, again.stderr
     assert "too small" in told["ended"]
