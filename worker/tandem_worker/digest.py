@@ -121,7 +121,7 @@ def many_lanes(tensors: Sequence[jax.Array]) -> jax.Array:
 
 def _mixed(tensors: Sequence[jax.Array], rows: int) -> jax.Array:
     """Digests u32 ``[n, 2]`` of tensors that all have ``rows`` rows."""
-    sums = [_row_sums(x, variadic=True) for x in tensors]
+    sums = [_row_sums_once(x) for x in tensors]
     row = jnp.arange(rows, dtype=jnp.uint32) * np.uint32(_ROW)
     out = []
     for lane, key in enumerate(_KEYS):
@@ -141,6 +141,12 @@ def _row_sums(x: jax.Array, *, variadic: bool) -> list[jax.Array]:
         return [jnp.sum(p, axis=1, dtype=jnp.uint32) for p in products]
     zero = np.uint32(0)
     return list(lax.reduce(products, [zero, zero], lambda a, p: [a[0] + p[0], a[1] + p[1]], (1,)))
+
+
+@jax.jit
+def _row_sums_once(x: jax.Array) -> list[jax.Array]:
+    """`_row_sums`, traced once for each shape and dtype."""
+    return _row_sums(x, variadic=True)
 
 
 def _count(rows: int, columns: int, key: int) -> np.uint32:
