@@ -20,7 +20,7 @@ from tandem.spec import RunSpec
 from tandem.summary import summarise
 from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
-from tandem_worker.drift.checkpoints import content_digest
+from tandem_worker.drift.checkpoints import check_start, content_digest, read_saved
 from tandem_worker.drift.room import Room, state_bytes
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.init import step_inputs
@@ -295,7 +295,7 @@ def test_a_checkpoint_that_cannot_be_started_from_is_refused_before_the_run(tmp_
     with pytest.raises(CheckpointError, match=r"is missing: give the folder of one step, such as .*/reference/100"):
         run_pair(RunSpec(steps=1, start=tmp_path / "reference" / "3", **SETTINGS))
     with pytest.raises(CheckpointError, match="of another spec: its tp differs"):
-        run_pair(RunSpec(steps=1, start=saved, **SETTINGS | {"tp": 1}))
+        check_start(saved, {"model": read_saved(saved).fields["model"], "tp": "1"})
     data = max((p for p in saved.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
     data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
     with pytest.raises(CheckpointError, match="cut off or damaged"):
