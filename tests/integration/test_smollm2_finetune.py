@@ -28,11 +28,13 @@ from tandem_worker.questions.opened import Questions, open_questions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
-MOST_BYTES = 6 << 30
-"""Of one worker: two of them, PostgreSQL and this process fit into 16 GB."""
+STATE = 3 * 4 * 134_515_008
+"""Bytes of the parameters and two moments, fp32."""
+BESIDE = 2 << 30
+"""Bytes of a worker beside the states that it holds: programs, the step's own needs, Python."""
 STEPS, HELD_OUT = 24, 20
 SHAPE: dict[str, Any] = {
-    "workload": "finetune", "tp": 1, "batch": 4, "sequence": 48, "compute": "float32", "self_replays": 2, "replays": 1,
+    "workload": "finetune", "tp": 1, "batch": 2, "sequence": 48, "compute": "float32", "self_replays": 2, "replays": 1,
     "optimizer": {"learning_rate": 1e-4, "warmup_steps": 2, "schedule": "constant"},
 }  # fmt: skip
 FAULT = """
@@ -81,13 +83,21 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def finetune(url: str, **spec: Any) -> RunRecords:
-    """A run to its end; no worker may have needed more than its share of the machine."""
+    """A run to its end; no worker may have held more states than it says.
+
+    Where a step runs ahead, because there is memory enough, that is three. Else two, and one more in a replay: two
+    workers, PostgreSQL and this process then fit into 16 GB.
+    """
     watch = Watch()
     records = run_local(
         RunSpec(**SHAPE, **spec), Local(url=url, on_started=watch.started, on_progress=watch.look)
     )  # fmt: skip
     assert set(watch.peak) == set(Role)
-    assert max(watch.peak.values()) < MOST_BYTES, watch.peak
+    (row,) = [c for c in records.controls if c.name is ControlName.RUN_AHEAD]
+    assert row.detail["state_bytes"] == STATE
+    states = 2 + int(row.detail["steps"]) + bool(records.mismatches)
+    print(f"largest workers {watch.peak}, {row.detail}")  # noqa: T201
+    assert max(watch.peak.values()) < states * STATE + BESIDE, watch.peak
     return records
 
 
@@ -124,8 +134,6 @@ def test_a_null_pair_learns_our_questions_and_agrees_to_the_bit_on_every_one(
     assert len(course) == STEPS
     first, last = statistics.fmean(course[:6]), statistics.fmean(course[-6:])
     assert last < 0.7 * first, course
-    (row,) = [c for c in records.controls if c.name is ControlName.RUN_AHEAD]
-    assert row.detail["state_bytes"] == 3 * 4 * 134_515_008
 
 
 def test_a_strong_fault_moves_the_answers(
