@@ -201,6 +201,8 @@ class Begin(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 
     step: Step
     sync: SyncMode
+    settled: Step = 0
+    """Training: of steps up to this one nothing will be asked any more."""
 
 
 class Ready(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
