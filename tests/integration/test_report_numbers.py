@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from raw_runs import STEPS, TP, RawRun, gradient_run, submodule_run, training_run
+from finetune_table import check_json, check_page, table
+from pages import cells, strip, value
+from raw_runs import STEPS, TP, RawRun, finetune_run, gradient_run, submodule_run, training_run
 from tandem.report.run_page import render
 from tandem.vocabulary import Phase
 
@@ -19,26 +19,6 @@ RESUMED = training_run(resumed=True)
 PAGE1, PAGE2, PAGE3, PAGE4 = (render(run.records) for run in (RQ1, RQ2, RQ3, RESUMED))
 DIGITS = 2e-3
 """A shown number is rounded to three significant digits or more."""
-
-
-def cells(text: str, label: str) -> list[list[str]]:
-    """The body rows of the table whose region has that name."""
-    found = re.search(rf'aria-label="{re.escape(label)}"[^>]*><table.*?<tbody>(.*?)</tbody>', text, re.DOTALL)
-    assert found, label
-    rows = re.findall(r"<tr.*?</tr>", found[1], re.DOTALL)
-    texts = ([re.sub(r"<small>.*?</small>|<[^>]+>", "", c) for c in re.findall(r"<t[hd].*?</t[hd]>", r)] for r in rows)
-    return [[html.unescape(text).strip() for text in row] for row in texts]
-
-
-def value(text: str) -> float:
-    return math.nan if text in ("–", "-", "") else float(text.replace(",", ""))
-
-
-def strip(text: str, label: str) -> str:
-    """A number of the strip under the verdict."""
-    found = re.search(rf"<dt>{re.escape(label)}(?:<small>.*?</small>)?</dt><dd>(.*?)</dd>", text)
-    assert found, label
-    return found[1]
 
 
 def bits_of(run: RawRun) -> Iterator[tuple[tuple, np.ndarray, np.ndarray, np.ndarray]]:
@@ -294,6 +274,19 @@ def test_drift_of_parameter_groups(arm: str) -> None:
             mine, reference = (RQ3.params[step, a][group].astype(np.float64) for a in (arm, "reference"))
             expected = np.linalg.norm(mine - reference) / np.linalg.norm(reference)
             assert value(n) == pytest.approx(expected, rel=0.06)
+
+
+# -- RQ3, fine-tuning ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_accuracy_disagreement_and_their_paired_comparison(seed: int) -> None:
+    records = finetune_run(seed)
+    check_json(records, (20, 40))
+    check_page(records, 40)
+    whole = table(records.evaluations, 40)["", "suspect"]
+    assert min(whole.other, whole.only_arm, whole.only_reference, whole.equal_scores, whole.missing) > 0
+    assert whole.unanswered
 
 
 def test_the_sample_is_what_it_says() -> None:
