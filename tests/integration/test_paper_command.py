@@ -8,6 +8,7 @@ import re
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def interval(elements: np.ndarray, mismatched: np.ndarray) -> tuple[int, float, 
     hits = np.flatnonzero(mismatched)
     label = np.arange(1000, 1000 + len(elements))  # each clean step is a cluster of its own
     begins = hits[np.diff(hits, prepend=-10) > 2]
-    for begin, end in zip(begins, [*begins[1:], len(elements)], strict=True):
+    for begin, end in pairwise([*begins, len(elements)]):
         label[begin : hits[hits < end].max() + 1] = begin
     e, m = (np.array([x[label == name].sum() for name in np.unique(label)], float) for x in (elements, mismatched))
     n, p = len(e), m.sum() / e.sum()
