@@ -25,14 +25,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 STEPS = 42
 """The fewest in which node 6's spike is seen; node 13's onset needs more, and is left out."""
-PROFILES = ("node-1", "node-2", "node-4", "node-6", "node-11", "node-13")
+PROFILES = ("node-2", "node-4", "node-6", "node-11", "node-13")
 COMMAND = ("paper", "--steps", STEPS, *(word for name in PROFILES for word in ("--profile", name)))
 RUNS = [
-    ("node-1", "submodule"), ("node-2", "submodule"), ("node-11", "submodule"), ("node-6", "submodule"),
-    ("node-1", "gradient"), ("node-4", "gradient"), ("node-11", "gradient"),
+    ("node-2", "submodule"), ("node-11", "submodule"), ("node-6", "submodule"), ("node-4", "gradient"),
+    ("node-11", "gradient"),
 ]  # fmt: skip
-"""In this order: the last frequency, the spike and all of the noise come after the interruptions."""
-CUT = (2, 4)
+"""In this order."""
+CUT = (2, 3)
 """Numbers of the checks that the signals cut off."""
 COLUMNS = [("fwd", "attn", "out"), ("fwd", "ffn", "out"), ("bwd", "attn", "dx"), ("bwd", "ffn", "dx")]
 CONFIDENCE = 0.99
@@ -143,7 +143,7 @@ def test_an_interrupted_check_loses_nothing_and_goes_on(done: Done) -> None:
     measured = []
     for (code, errors), number in zip(done.cut, CUT, strict=True):
         assert code == 130, errors[-3000:]
-        told = re.search(r"^(\d) of 7 checks measured: the same command goes on from there$", errors, re.MULTILINE)
+        told = re.search(r"^(\d) of 5 checks measured: the same command goes on from there$", errors, re.MULTILINE)
         assert told is not None
         measured.append(int(told[1]))
         assert measured[-1] in (number - 1, number), "all of a run's steps may be done before it hears of the signal"
@@ -158,10 +158,10 @@ def test_an_interrupted_check_loses_nothing_and_goes_on(done: Done) -> None:
 
 def test_progress_names_the_check_and_its_place(done: Done) -> None:
     for number, (profile, workload) in enumerate(RUNS, start=1):
-        assert f"{number} of 7: {profile} · {workload} · {STEPS} steps" in done.last
+        assert f"{number} of 5: {profile} · {workload} · {STEPS} steps" in done.last
 
 
-@pytest.mark.parametrize("node", ["node 1", "node 2", "node 11"])
+@pytest.mark.parametrize("node", ["node 2", "node 11"])
 def test_frequencies_their_events_and_intervals(done: Done, node: str) -> None:
     run, stored = behind(done, node.replace(" ", "-"), "submodule")
     known = next(n for n in published.NODES if n.name == node).frequency
@@ -187,9 +187,9 @@ def test_the_largest_severity(done: Done) -> None:
     assert found["measured"] == max(m[5] for m in stored["mismatches"] if m[5] is not None)
 
 
-def test_noise_and_its_order(done: Done) -> None:
+def test_noise(done: Done) -> None:
     worst = {}
-    for node, value in published.WCNTS.items():
+    for node, value in ((n, v) for n, v in published.WCNTS.items() if n != "node 1"):
         run, stored = behind(done, node.replace(" ", "-"), "gradient")
         ratios = [g[2] / g[3] for g in stored.get("gradients", []) if not g[1]]
         worst[node] = max(ratios, default=0.0)
@@ -199,15 +199,14 @@ def test_noise_and_its_order(done: Done) -> None:
         assert f"{sum(r > 0 for r in ratios)} noisy steps of {STEPS}" in found["why"]
         assert found["status"] == ("missed" if worst[node] > 1.25 * value else "too few events")
     assert max(worst.values()) > 0
-    order = line(done, "nodes 11, 1, 4", "order of the WCNTS")
-    assert order["status"] == "too few events"
-    assert order["why"] == ", ".join(f"{n}: {worst[n]:.3f}" for n in ("node 11", "node 1", "node 4"))
 
 
 def test_what_was_not_measured_says_so(done: Done) -> None:
     onset = line(done, "node 13", "first step with corruption")
     assert (onset["status"], onset["measured"], onset["low"], onset["run"]) == ("not measured", None, None, "")
     assert onset["why"] == "it takes 470 steps or more"
+    order = line(done, "nodes 11, 1, 4", "order of the WCNTS")
+    assert (order["status"], order["measured"], order["why"]) == ("not measured", None, "no WCNTS of node 1")
     for known in ("fine-tuning accuracy and disagreement", "how fast its parameters drift"):
         (found,) = [x for x in done.result["lines"] if x["quantity"].startswith(known) and x["node"] != "node 6"]
         assert (found["status"], found["measured"]) == ("not measured", None)
