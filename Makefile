@@ -34,6 +34,7 @@ lint: $(STAMPS)/dev ## style, format, types and import rules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy -p deploy.dashboards
 	$(BIN)/lint-imports
 
 format: $(STAMPS)/dev ## put the code into its format
@@ -59,8 +60,9 @@ soak: $(STAMPS)/dev ## the kill and fault tests many times over: make soak SOAK=
 docs: $(STAMPS)/dev ## check that the docs say what the code does
 	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_project.py
 
-generate: $(STAMPS)/dev ## write what is generated anew: the chart's CRD, the tables of docs/pairrun.md
+generate: $(STAMPS)/dev ## write what is generated anew: the chart's CRD and dashboards, the tables of docs/pairrun.md
 	$(BIN)/python -m tandem.pairrun.generate
+	$(BIN)/python -m deploy.dashboards.generate
 
 screenshots: $(STAMPS)/dev ## take the pictures of the README anew (needs Chromium)
 	$(BIN)/python docs/images/take.py

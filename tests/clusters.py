@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 from tandem.pairing.choose import World
 from tandem.pairing.nodes import Node, PodUse, Taint
 from tandem.pairing.policy import read_policy
-from tandem.pairrun.spec import PairRunSpec, read_spec
+from tandem.pairrun.spec import Device, PairRunSpec, read_spec
 from tandem.vocabulary import Role
+from tandem_controller.manifests import Attempt
 from tandem_controller.observed import Decision, Event, Facts, Job, Judgement, Live, Observed, Pod
 from tandem_controller.plan import plan
 from tandem_controller.settings import Settings
@@ -52,6 +54,29 @@ def world(*nodes: Node, **values: Any) -> World:
 
 def spec(**values: Any) -> PairRunSpec:
     return read_spec(values)
+
+
+TEMPLATE = {
+    "env": [{"name": "XLA_FLAGS", "value": "--x"}],
+    "volumes": [
+        {"name": "weights", "mountPath": "/weights", "persistentVolumeClaim": "weights"},
+        {"name": "cache", "mountPath": "/cache", "emptyDir": "1Gi", "readOnly": False},
+    ],
+    "tolerations": [{"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"}],
+    "runtimeClassName": "nvidia",
+}
+
+
+def attempt(**values: Any) -> Attempt:
+    """The third attempt of a PairRun with a template."""
+    asked = spec(template=TEMPLATE, **values.pop("spec", {}))
+    fields: dict[str, Any] = {
+        "pairrun": "check", "uid": "0a1b2c3d-0000-4000-8000-000000000001", "namespace": "tandem",
+        "run_id": UUID(int=7), "number": 3, "spec": asked, "run": asked.run,
+        "nodes": {Role.SUSPECT: "sick", Role.REFERENCE: "well"}, "device": Device.CPU, "devices": 2,
+        "tolerated": ("nvidia.com/gpu-xid",), "device_taints": ("nvidia.com/gpu",),
+    }  # fmt: skip
+    return Attempt(**(fields | values))
 
 
 class Run:

@@ -7,12 +7,12 @@ import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from databases import fresh_database
 from plugins import compiled
 
 pytest_plugins = ["plugins.parts"]
@@ -60,28 +60,15 @@ def database_server() -> Iterator[str]:
 @pytest.fixture
 def database_url(database_server: str) -> Iterator[str]:
     """URL of a fresh database, schema at head."""
-    with _fresh_database(database_server) as url:
+    with fresh_database(database_server) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def module_database_url(database_server: str) -> Iterator[str]:
     """URL of a fresh database that the tests of a module share."""
-    with _fresh_database(database_server) as url:
+    with fresh_database(database_server) as url:
         yield url
-
-
-@contextmanager
-def _fresh_database(server: str) -> Iterator[str]:
-    from tandem.db.engine import open_connection, parse
-
-    name = f"test_{os.urandom(6).hex()}"
-    admin = parse(server).set(drivername="postgresql", database="postgres").render_as_string(False)
-    with open_connection(admin) as conn:
-        conn.autocommit = True
-        conn.execute(f"CREATE DATABASE {name} TEMPLATE tandem")
-        yield parse(server).set(drivername="postgresql", database=name).render_as_string(False)
-        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture

@@ -54,6 +54,8 @@ class Local:
     run_id: UUID | None = None
     sync_schedule: list[str] = field(default_factory=list)
     link_delay_s: float = 0.0
+    metrics_port: int | None = None
+    """Where Prometheus finds the pair's metrics, on this machine alone; None: nowhere."""
     on_progress: Callable[[ProgressEvent], None] = lambda _: None
     on_started: Callable[[UUID, dict[Role, int]], None] = lambda *_: None
     """Told the run's id and the workers' process ids."""
@@ -279,6 +281,8 @@ class _Pair:
             own_public=own[0].decode(), own_secret=own[1].decode(), peer_public=peer[0].decode(),
             database=self.local.url if leads else None, spool=str(spool_folder()) if leads else None,
             sync_schedule=self.local.sync_schedule, link_delay_s=self.local.link_delay_s,
+            node=host() if leads else "", suspect_node=host() if leads else "", metrics_host="127.0.0.1",
+            metrics_port=self.local.metrics_port if leads else None,
         )  # fmt: skip
         with open(self._log / f"{self.run_id}-{role}.log", "ab") as log:
             worker = subprocess.Popen(

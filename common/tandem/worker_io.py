@@ -54,6 +54,12 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Reference only: directory of the local spool."""
     node: str = ""
     """Name of the node that it runs on, in a cluster."""
+    suspect_node: str = ""
+    """Reference only: name of the node under test."""
+    metrics_port: int | None = None
+    """Reference only: where Prometheus finds the pair's metrics; None: nowhere."""
+    metrics_host: str = ""
+    """Address to listen on for that; empty: all."""
     sync_schedule: list[str] = []
     """Benchmark only: sync mode of step i is entry (i - 1) modulo the length; empty: the spec's."""
     link_delay_s: float = 0.0

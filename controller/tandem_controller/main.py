@@ -20,16 +20,17 @@ from tandem.kube.client import Kube
 from tandem.kube.lease import Election
 from tandem.pairing.policy import read_policy
 from tandem.pairrun import names
+from tandem.serve import check, exposition, serve
 from tandem.spec import validate
 from tandem.worker_io import DATABASE_FOLDER
 from tandem.yaml_file import read_mapping
 from tandem_controller.controller import Controller
 from tandem_controller.metrics import Metrics
 from tandem_controller.release import release
-from tandem_controller.serve import HEALTH_PORT, METRICS_PORT, check, exposition, serve
 from tandem_controller.settings import Settings
 
 log = logging.getLogger("tandem.controller")
+HEALTH_PORT, METRICS_PORT = 8081, 8080
 STANDBY_S = 60.0
 """How long a replica that does not lead may hear nothing of the Lease."""
 

@@ -109,9 +109,20 @@ def network_policies(attempt: Attempt, worker: WorkerSettings) -> list[Manifest]
         ),
         one(
             Role.REFERENCE,
-            {"policyTypes": ["Ingress"], "ingress": [{"from": side(Role.SUSPECT), "ports": link}]},
+            {
+                "policyTypes": ["Ingress"],
+                "ingress": [{"from": side(Role.SUSPECT), "ports": link}, *_scraped(worker)],
+            },
         ),
     ]
+
+
+def _scraped(worker: WorkerSettings) -> list[Manifest]:
+    """Who may ask the reference for its metrics."""
+    if not worker.metrics.enabled:
+        return []
+    ports = [{"protocol": "TCP", "port": names.METRICS_PORT}]
+    return [{"ports": ports, **({"from": worker.metrics.allow_from} if worker.metrics.allow_from else {})}]
 
 
 def _dns(peer: DnsPeer) -> Manifest:
@@ -168,6 +179,7 @@ def _pod(attempt: Attempt, role: Role, settings: Settings) -> Manifest:
             "annotations": {
                 "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
                 "karpenter.sh/do-not-disrupt": "true",
+                **_annotations(role, worker),
             },
         },
         "spec": {
@@ -196,7 +208,7 @@ def _pod(attempt: Attempt, role: Role, settings: Settings) -> Manifest:
                     "imagePullPolicy": template.image_pull_policy or worker.image_pull_policy,
                     "args": ["worker"],
                     "env": _environment(attempt, role, settings),
-                    "ports": _ports(role),
+                    "ports": _ports(role, worker),
                     "resources": _resources(attempt),
                     "volumeMounts": mounts,
                     "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -218,8 +230,20 @@ def _grace(role: Role, worker: WorkerSettings) -> int:
     return worker.termination_grace_seconds + waits
 
 
-def _ports(role: Role) -> list[Manifest]:
-    return [{"name": "link", "containerPort": names.LINK_PORT}] if role is Role.REFERENCE else []
+def _ports(role: Role, worker: WorkerSettings) -> list[Manifest]:
+    if role is Role.SUSPECT:
+        return []
+    metrics = [{"name": "metrics", "containerPort": names.METRICS_PORT}] if worker.metrics.enabled else []
+    return [{"name": "link", "containerPort": names.LINK_PORT}, *metrics]
+
+
+def _annotations(role: Role, worker: WorkerSettings) -> dict[str, str]:
+    """For a Prometheus that finds pods by them."""
+    if role is Role.SUSPECT or not (worker.metrics.enabled and worker.metrics.annotations):
+        return {}
+    return {
+        "prometheus.io/scrape": "true", "prometheus.io/port": str(names.METRICS_PORT), "prometheus.io/path": "/metrics",
+    }  # fmt: skip
 
 
 def _pinned(node: str) -> Manifest:
@@ -250,6 +274,8 @@ def _environment(attempt: Attempt, role: Role, settings: Settings) -> list[Manif
         "TANDEM_HOME": HOME_FOLDER,
         "TANDEM_RECORDS_TIMEOUT": str(settings.worker.records_timeout_seconds),
     }
+    if role is Role.REFERENCE and settings.worker.metrics.enabled:
+        values |= {"TANDEM_SUSPECT_NODE": attempt.nodes[Role.SUSPECT], "TANDEM_METRICS_PORT": str(names.METRICS_PORT)}
     own = [{"name": name, "value": value} for name, value in values.items()]
     node = {"name": "TANDEM_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     asked = [{"name": e.name, "value": e.value} for e in attempt.spec.template.env]

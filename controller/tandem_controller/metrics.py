@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Iterator
 
@@ -11,16 +12,39 @@ from prometheus_client.registry import Collector
 
 from tandem import __version__
 from tandem.pairrun import names
-from tandem.pairrun.status import PairRunStatus
+from tandem.pairrun.status import PairRunStatus, seconds
+from tandem.vocabulary import Kind, Verdict
 
-STATES = ("waiting", "starting", "running", "suspended", "backoff", "match", "mismatch", "inconclusive")
+LIVE = {
+    "waiting": names.PAIRED, "starting": names.PAIRED, "running": names.RUNNING, "suspended": names.RUNNING,
+    "backoff": names.PAIRED,
+}  # fmt: skip
+"""States of a PairRun that has no verdict -> the condition that says since when."""
+STATES = (*LIVE, *Verdict)
+REASONS = 50
+"""Reasons that are told apart: a worker names its own, and the suspect's may be anything."""
+OTHER = "other"
 
 
 class Metrics:
     """One registry for one controller."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = CollectorRegistry()
+        self._clock = clock
+        self._reasons: set[str] = set()
+        self._finished = Counter(
+            "tandem_controller_runs_finished_total", "PairRuns that got their verdict.", ["kind", "verdict"],
+            registry=self.registry,
+        )  # fmt: skip
+        for kind in Kind:
+            for verdict in Verdict:
+                self._finished.labels(kind, verdict)  # from 0, so that the first one is an increase
+        self._inconclusive = Counter(
+            "tandem_controller_runs_inconclusive_total", "Inconclusive PairRuns by reason.", ["reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._inconclusive.labels("reference_differs")  # the one that an alert waits for
         self.reconcile_seconds = Histogram(
             "tandem_controller_reconcile_seconds", "Time of one reconcile.", registry=self.registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
@@ -43,20 +67,72 @@ class Metrics:
 
     def observe(self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]]) -> None:
         """Read the queue's depth and the runs by state at each scrape."""
-        self.registry.register(_Scrape(depth, statuses))
+        self.registry.register(_Scrape(depth, statuses, self._clock))
+
+    def finished(self, kind: str, status: PairRunStatus) -> None:
+        """A PairRun got its verdict, or will never have one."""
+        verdict = status.verdict or Verdict.INCONCLUSIVE
+        self._finished.labels(kind, verdict).inc()
+        if verdict == Verdict.INCONCLUSIVE:
+            reason = status.reason.split(":", 1)[0] or OTHER
+            if reason not in self._reasons and len(self._reasons) >= REASONS:
+                reason = OTHER
+            self._reasons.add(reason)
+            self._inconclusive.labels(reason).inc()
 
 
 class _Scrape(Collector):
-    def __init__(self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]]) -> None:
-        self._depth, self._statuses = depth, statuses
+    def __init__(
+        self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]], clock: Callable[[], float]
+    ) -> None:
+        self._depth, self._statuses, self._clock = depth, statuses, clock
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily("tandem_controller_queue_depth", "Keys that wait for a worker.", self._depth())
         runs = GaugeMetricFamily("tandem_controller_runs", "PairRuns by state.", labels=["state"])
-        tally = Tally(map(state_of, self._statuses()))
+        seen = [(state_of(status), status) for status in self._statuses()]
+        tally = Tally(state for state, _ in seen)
         for state in STATES:
             runs.add_metric([state], tally.get(state, 0))
         yield runs
+        now = self._clock()
+        oldest = GaugeMetricFamily(
+            "tandem_controller_oldest_run_seconds", "How long the one longest in a state has been in it; 0: none is.",
+            labels=["state"],
+        )  # fmt: skip
+        for state in LIVE:
+            oldest.add_metric(
+                [state], max((_age(now, since(s, state)) for name, s in seen if name == state), default=0)
+            )
+        yield oldest
+        yield GaugeMetricFamily(
+            "tandem_controller_oldest_progress_seconds",
+            "Longest time since a running PairRun got further; 0: none runs.",
+            max((_age(now, moved(s)) for name, s in seen if name == "running"), default=0),
+        )  # fmt: skip
+        unpaired = GaugeMetricFamily(
+            "tandem_controller_unpaired_runs", "PairRuns without a partner, by reason.", labels=["reason"]
+        )
+        waiting = [s.condition(names.PAIRED) for name, s in seen if name in ("waiting", "backoff")]
+        for reason, count in sorted(Tally(c.reason for c in waiting if c is not None).items()):
+            unpaired.add_metric([reason], count)
+        yield unpaired
+
+
+def _age(now: float, then: float | None) -> float:
+    return max(0.0, now - then) if then is not None else 0.0
+
+
+def since(status: PairRunStatus, state: str) -> float | None:
+    """When a PairRun came into the live state that it is in, UTC seconds; None if it does not say."""
+    condition = status.condition(LIVE[state])
+    return seconds(condition.last_transition_time) if condition is not None else None
+
+
+def moved(status: PairRunStatus) -> float | None:
+    """When a running PairRun last got further: its counts, or its pods' start."""
+    times = (seconds(status.progress_at), since(status, "running"))
+    return max((at for at in times if at is not None), default=None)
 
 
 def state_of(status: PairRunStatus) -> str:

@@ -21,7 +21,7 @@ from tandem.pairing.choose import World
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec, read_spec
 from tandem.pairrun.status import PairRunStatus
-from tandem.vocabulary import Role
+from tandem.vocabulary import Kind, Role
 from tandem_controller import parse, world
 from tandem_controller.act import Actor
 from tandem_controller.observed import Decision, Event, Observed, Pod
@@ -143,6 +143,8 @@ class Reconciler:
             self.parts.caches.drop_pairrun(seen.uid)
             return False
         self.parts.metrics.status_writes.inc()
+        if decision.status.holds(names.FINISHED) and not seen.status.holds(names.FINISHED):
+            self.parts.metrics.finished(seen.spec.kind if seen.spec is not None else Kind.SUSPECT, decision.status)
         return True
 
     def _act(self, key: str, seen: Observed, decision: Decision, written: bool) -> bool:

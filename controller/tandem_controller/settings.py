@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
@@ -32,6 +32,16 @@ class DnsPeer(_Model):
     """Instead of the two: an address block, such as that of a DNS cache on the node."""
 
 
+class WorkerMetrics(_Model):
+    """What the reference's pod tells Prometheus; the suspect's tells nothing."""
+
+    enabled: bool = True
+    allow_from: Annotated[list[dict[str, Any]], Field(alias="from")] = []
+    """Peers (`NetworkPolicyPeer`) that may ask; empty: any pod that can reach it."""
+    annotations: bool = False
+    """Whether the pod carries ``prometheus.io/scrape`` and its kin."""
+
+
 class WorkerSettings(_Model):
     """The pods of a pair."""
 
@@ -47,6 +57,7 @@ class WorkerSettings(_Model):
     dns: list[DnsPeer] = [DnsPeer(), DnsPeer(namespace=None, labels={}, cidr="169.254.20.10/32")]
     records_timeout_seconds: Annotated[int, Field(ge=1)] = 600
     """How long the reference's pod waits at its end for PostgreSQL to take the rest."""
+    metrics: WorkerMetrics = WorkerMetrics()
 
 
 class Settings(_Model):

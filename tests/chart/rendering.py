@@ -26,12 +26,16 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "everything": (
         "--set", "controller.markNodes=true,controller.replicas=2,controller.priorityClassName=high",
         "--set", "metrics.podAnnotations=true,image.registry=r.example.com/x,image.pullSecrets={one,two}",
-        "--set", "database.trial.persistence.keep=true",
+        "--set", "database.trial.persistence.keep=true,metrics.podMonitor.enabled=true",
+        "--set", "metrics.serviceMonitor.enabled=true,metrics.dashboards.enabled=true,metrics.alerts.enabled=true",
+        "--set", "metrics.alerts.runbooks=https://wiki.example.com/tandem/,metrics.alerts.labels.release=prometheus",
+        "--set", "metrics.worker.from[0].namespaceSelector.matchLabels.team=monitoring",
         "--set", "controller.podLabels.team=sre,controller.podAnnotations.note=x,controller.nodeSelector.pool=cpu",
         "--set", "worker.priorityClass.name=pairs,worker.allowedHostPaths={/mnt/weights},policy.runsPerReference=2",
     ),
     "least": (
         "--set", "crds.enabled=false,worker.priorityClass.create=false,metrics.service=false,rbac.aggregate=false",
+        "--set", "metrics.worker.enabled=false",
         "--set", "database.trial.persistence.enabled=false,database.trial.networkPolicy=false,migrations.hook=false",
     ),
 }  # fmt: skip

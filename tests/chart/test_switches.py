@@ -103,7 +103,9 @@ def test_a_kept_claim_keeps_its_password() -> None:
 
 def test_a_pod_monitor_only_when_asked() -> None:
     assert not of_kind("defaults", "PodMonitor")
-    (monitor,) = [one for one in render("metrics.podMonitor.enabled=true") if one["kind"] == "PodMonitor"]
+    monitors = [one for one in render("metrics.podMonitor.enabled=true") if one["kind"] == "PodMonitor"]
+    assert {one["metadata"]["name"] for one in monitors} == {"tandem-controller", "tandem-worker"}
+    (monitor,) = [one for one in monitors if one["metadata"]["name"] == "tandem-controller"]
     (deployment,) = of_kind("defaults", "Deployment")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()  # type: ignore[index]

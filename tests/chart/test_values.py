@@ -36,6 +36,9 @@ def test_lint_has_no_complaint(choice: str) -> None:
         ("database.trial.password=secret", "password"),
         ("image.pullPolicy=Sometimes", "pullPolicy"),
         ("metrics.podMonitor.interval=often", "interval"),
+        ("metrics.worker.from[0].podSelectors.a=b", "podSelectors"),
+        ("metrics.alerts.runbooks=docs", "runbooks"),
+        ("metrics.dashboard.enabled=true", "dashboard"),
     ],
 )
 def test_the_schema_refuses_unknown_keys_and_wrong_values(setting: str, word: str) -> None:

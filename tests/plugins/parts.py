@@ -95,6 +95,11 @@ PARTS = {
         lambda: any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")),
         "install the package chromium",
     ),
+    "prometheus": Part(
+        "Prometheus and promtool",
+        lambda: all(shutil.which(name) for name in ("prometheus", "promtool")),
+        "install the package prometheus",
+    ),
     "api-server": Part(
         "etcd, kube-apiserver and kubectl",
         _api_server,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from prometheus_client import generate_latest
 
-from clusters import Run, started
-from tandem.pairrun.status import PairRunStatus
-from tandem_controller.metrics import STATES, Metrics, state_of
+from clusters import NOW, Run, started
+from prometheus import lint
+from tandem.pairrun.status import PairRunStatus, timestamp
+from tandem_controller.metrics import REASONS, STATES, Metrics, state_of
 
 
 def test_situation_27_labels_are_bounded_and_series_go_with_the_object() -> None:
@@ -27,6 +28,52 @@ def test_situation_27_labels_are_bounded_and_series_go_with_the_object() -> None
     assert not any(word in line for line in full for word in ("check", "sick", "well"))
     there.clear()
     assert lines() == empty
+
+
+def told(metrics: Metrics) -> dict[str, float]:
+    lines = [line for line in generate_latest(metrics.registry).decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def test_how_long_runs_wait_and_stand_still() -> None:
+    run, wait = started(), waiting()
+    metrics = Metrics(clock=lambda: NOW + 500)
+    metrics.observe(lambda: 3, lambda: [run.look().status, wait.look().status])
+    found = told(metrics)
+    assert found["tandem_controller_queue_depth"] == 3
+    assert found['tandem_controller_oldest_run_seconds{state="waiting"}'] == 500
+    assert found['tandem_controller_oldest_run_seconds{state="running"}'] > 0
+    assert found['tandem_controller_oldest_run_seconds{state="backoff"}'] == 0
+    assert found["tandem_controller_oldest_progress_seconds"] > 0
+    (reason,) = [name for name in found if name.startswith("tandem_controller_unpaired_runs")]
+    assert found[reason] == 1
+    moved = run.look().status.model_copy(update={"progress_at": timestamp(NOW + 490)})
+    metrics = Metrics(clock=lambda: NOW + 500)
+    metrics.observe(lambda: 0, lambda: [moved])
+    assert told(metrics)["tandem_controller_oldest_progress_seconds"] == 10
+
+
+def test_verdicts_are_counted_from_zero_and_reasons_are_bounded() -> None:
+    metrics = Metrics()
+    before = told(metrics)
+    assert before['tandem_controller_runs_finished_total{kind="null",verdict="mismatch"}'] == 0
+    metrics.finished("null", PairRunStatus(verdict="mismatch", reason="completed"))
+    for number in range(3 * REASONS):
+        metrics.finished("suspect", PairRunStatus(verdict="inconclusive", reason=f"r{number}: from a hostile worker"))
+    found = told(metrics)
+    assert found['tandem_controller_runs_finished_total{kind="null",verdict="mismatch"}'] == 1
+    assert found['tandem_controller_runs_finished_total{kind="suspect",verdict="inconclusive"}'] == 3 * REASONS
+    reasons = [name for name in found if name.startswith("tandem_controller_runs_inconclusive_total")]
+    assert len(reasons) <= REASONS + 2
+    assert sum(found[name] for name in reasons) == 3 * REASONS
+    assert not any("hostile" in name for name in reasons)
+
+
+@pytest.mark.needs("prometheus")
+def test_promtool_has_nothing_against_it() -> None:
+    metrics = Metrics()
+    metrics.observe(lambda: 0, lambda: [started().look().status, waiting().look().status])
+    assert lint(generate_latest(metrics.registry)) == ""
 
 
 def waiting() -> Run:

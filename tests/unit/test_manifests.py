@@ -6,38 +6,17 @@ import base64
 import json
 from dataclasses import replace
 from typing import Any
-from uuid import UUID
 
 import pytest
 
-from clusters import SETTINGS, spec
+from clusters import SETTINGS, attempt
 from tandem.pairrun.spec import Device
 from tandem.spec import RunSpec
 from tandem.vocabulary import Role
 from tandem.worker_io import DATABASE_FOLDER, LINK_FOLDER
 from tandem_controller import manifests
 from tandem_controller.manifests import Attempt
-
-TEMPLATE = {
-    "env": [{"name": "XLA_FLAGS", "value": "--x"}],
-    "volumes": [
-        {"name": "weights", "mountPath": "/weights", "persistentVolumeClaim": "weights"},
-        {"name": "cache", "mountPath": "/cache", "emptyDir": "1Gi", "readOnly": False},
-    ],
-    "tolerations": [{"key": "team", "operator": "Equal", "value": "a", "effect": "NoSchedule"}],
-    "runtimeClassName": "nvidia",
-}
-
-
-def attempt(**values: Any) -> Attempt:
-    asked = spec(template=TEMPLATE, **values.pop("spec", {}))
-    fields: dict[str, Any] = {
-        "pairrun": "check", "uid": "0a1b2c3d-0000-4000-8000-000000000001", "namespace": "tandem",
-        "run_id": UUID(int=7), "number": 3, "spec": asked, "run": asked.run,
-        "nodes": {Role.SUSPECT: "sick", Role.REFERENCE: "well"}, "device": Device.CPU, "devices": 2,
-        "tolerated": ("nvidia.com/gpu-xid",), "device_taints": ("nvidia.com/gpu",),
-    }  # fmt: skip
-    return Attempt(**(fields | values))
+from tandem_controller.settings import Settings
 
 
 def pod(role: Role, **values: Any) -> dict[str, Any]:
@@ -130,7 +109,7 @@ def test_both_sides_run_the_same_spec_image_environment_and_devices() -> None:
     assert containers[0]["resources"] == containers[1]["resources"]
     assert containers[0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
     values = [{e["name"]: e.get("value") for e in c["env"]} for c in containers]
-    own = {"TANDEM_ROLE", "TANDEM_ENDPOINT"}
+    own = {"TANDEM_ROLE", "TANDEM_ENDPOINT", "TANDEM_SUSPECT_NODE", "TANDEM_METRICS_PORT"}
     assert {k: v for k, v in values[0].items() if k not in own} == {k: v for k, v in values[1].items() if k not in own}
     assert json.loads(values[0]["TANDEM_SPEC"] or "")["tp"] == 8
     assert values[0]["XLA_FLAGS"] == "--x"
@@ -150,7 +129,8 @@ def test_the_suspect_may_reach_its_partners_port_and_dns_and_nobody_reaches_it()
     assert {p["port"] for p in dns["ports"]} == {53}
     assert all("ipBlock" in to or "namespaceSelector" in to for to in dns["to"])
     assert reference["spec"]["policyTypes"] == ["Ingress"]
-    [allowed] = reference["spec"]["ingress"]
+    allowed, scraped = reference["spec"]["ingress"]
+    assert scraped == {"ports": [{"protocol": "TCP", "port": 7734}]}
     assert allowed["from"][0]["podSelector"]["matchLabels"]["tandem.dev/role"] == "suspect"
 
 
@@ -162,3 +142,29 @@ def test_the_service_resolves_before_the_pods_are_ready() -> None:
     there = pod(Role.REFERENCE)
     assert endpoint == f"tcp://{there['hostname']}.{found['metadata']['name']}.tandem.svc:7733"
     assert there["subdomain"] == found["metadata"]["name"]
+
+
+def test_only_the_reference_answers_scrapes_and_only_where_that_is_asked_for() -> None:
+    def told(role: Role, settings: Settings) -> tuple[set[str], set[str], set[str]]:
+        template = manifests.job(attempt(), role, settings)["spec"]["template"]
+        [container] = template["spec"]["containers"]
+        names = {e["name"] for e in container["env"]} & {"TANDEM_SUSPECT_NODE", "TANDEM_METRICS_PORT"}
+        scraped = {k for k in template["metadata"]["annotations"] if k.startswith("prometheus.io/")}
+        return {p["name"] for p in container["ports"]}, names, scraped
+
+    def with_metrics(**values: Any) -> Settings:
+        return Settings.model_validate({"namespace": "tandem", "worker": {"image": "worker:1", "metrics": values}})
+
+    both = {"TANDEM_SUSPECT_NODE", "TANDEM_METRICS_PORT"}
+    annotations = {"prometheus.io/scrape", "prometheus.io/port", "prometheus.io/path"}
+    assert told(Role.REFERENCE, with_metrics()) == ({"link", "metrics"}, both, set())
+    assert told(Role.REFERENCE, with_metrics(annotations=True)) == ({"link", "metrics"}, both, annotations)
+    assert told(Role.REFERENCE, with_metrics(enabled=False, annotations=True)) == ({"link"}, set(), set())
+    assert told(Role.SUSPECT, with_metrics(annotations=True)) == (set(), set(), set())
+    peers = [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]
+    suspect, reference = manifests.network_policies(attempt(), with_metrics(**{"from": peers}).worker)
+    assert reference["spec"]["ingress"][1]["from"] == peers
+    assert suspect["spec"]["ingress"] == []
+    assert not any(7734 in [p["port"] for p in rule["ports"]] for rule in suspect["spec"]["egress"])
+    _, closed = manifests.network_policies(attempt(), with_metrics(enabled=False).worker)
+    assert len(closed["spec"]["ingress"]) == 1

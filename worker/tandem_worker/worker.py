@@ -37,6 +37,7 @@ from tandem_worker.outlet import Lines, Outlet
 from tandem_worker.watchdog import Limits, Trip, Watchdog
 
 if TYPE_CHECKING:
+    from tandem_worker.metrics import Look
     from tandem_worker.prepare import Inputs
 
 FLUSH_S = 30.0
@@ -116,6 +117,8 @@ class Worker:
         self.sink: Any = None
         self.ledger: Any = None
         self.session: Any = None
+        self._places: frozenset[tuple[str, str]] = frozenset()
+        """Phase and module of every site, once they are known."""
         self._shown: tuple[str, float] = ("", 0.0)
         self._closing = threading.Lock()
         self._closed = False
@@ -136,6 +139,7 @@ class Worker:
         ).start()  # fmt: skip
         if config.role is Role.REFERENCE:
             self.outlet.bound(self.channel.endpoint)
+            self._export()
         limits = Limits(
             step_timeout=spec.step_timeout,
             peer_timeout=spec.peer_timeout,
@@ -164,6 +168,7 @@ class Worker:
     def _lead(self, prepared: Any) -> int:
         from tandem.db.sink import Sink
         from tandem_worker.lockstep.ledger import Ledger
+        from tandem_worker.lockstep.tally import places_of
         from tandem_worker.session.choose import reference_session
         from tandem_worker.session.reference import Hooks
 
@@ -180,6 +185,7 @@ class Worker:
             counters=lambda: channel.bytes_sent + channel.bytes_received,
         )
         session = reference_session(self.spec.workload)
+        self._places = places_of(prepared.machine.plan)
         self.session = session(prepared, channel, self.inbox, self.progress, self.ledger, hooks)
         reason = self.session.run()
         self.progress.enter(Activity.FINISHED)
@@ -314,6 +320,28 @@ class Worker:
             records_put=stats.put, records_acknowledged=stats.acknowledged,
             records_spooled=stats.spooled if stats.last_error else 0,
         )  # fmt: skip
+
+    def _export(self) -> None:
+        """Answer Prometheus, where that is asked for."""
+        config, spec = self.config, self.spec
+        if config.metrics_port is None:
+            return
+        from tandem_worker.metrics import PairLabels, export
+
+        labels = PairLabels(
+            node=config.suspect_node, reference=config.node, workload=spec.workload, kind=spec.kind,
+            synthetic=spec.fault is not None,
+        )  # fmt: skip
+        export(config.metrics_port, labels, self.look, self.outlet.log, config.metrics_host)
+
+    def look(self) -> Look:
+        """How the pair stands now. Any thread."""
+        from tandem_worker.metrics import Look
+
+        event, activity, ledger = self._event(self._shown[0]), self.progress.look().activity, self.ledger
+        if ledger is None:
+            return Look(event, activity, time.time())
+        return Look(event, activity, time.time(), ledger.total, ledger.failures, self._places)
 
     def _told(self, event: PeerEvent) -> None:
         self.outlet.log(f"link {event.kind}: {event.detail}")

@@ -53,6 +53,10 @@ def run(
     packed: f.PackedOption = None,
     evaluate_every: f.EvaluateEveryOption = None,
     run_id: Annotated[str | None, typer.Option(metavar="UUID", help="Id of the run (UUIDv7).  [default: new]")] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(metavar="PORT", min=1, max=65535, help="Tell Prometheus of the pair, on this machine alone."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run nothing: print the spec as a PairRun for a cluster.")
     ] = False,
@@ -73,10 +77,10 @@ def run(
     }  # fmt: skip
     asked = read_spec(spec, {k: v for k, v in flags.items() if v is not None})
     if dry_run:
-        _only_dry(ctx, {"db": "--db", "run_id": "--run-id", "json": "--json"})
+        _only_dry(ctx, {"db": "--db", "run_id": "--run-id", "metrics_port": "--metrics-port", "json": "--json"})
         say(as_pairrun(asked).rstrip())
         return
-    records = execute(asked, db, run_id=_uuid(run_id))
+    records = execute(asked, db, run_id=_uuid(run_id), metrics_port=metrics_port)
     raise typer.Exit(report(records, as_json=json))
 
 
@@ -146,7 +150,9 @@ def as_pairrun(spec: RunSpec) -> str:
     return yaml.safe_dump(body, sort_keys=False, width=120, allow_unicode=True)
 
 
-def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None) -> RunRecords:
+def execute(
+    spec: RunSpec, db: str | None, *, run_id: UUID | None = None, metrics_port: int | None = None
+) -> RunRecords:
     """Run a spec with progress on standard error."""
     from tandem.progress import Progress
     from tandem.supervisor import Local, Stop, run_local
@@ -157,7 +163,7 @@ def execute(spec: RunSpec, db: str | None, *, run_id: UUID | None = None) -> Run
     if spec.fault is not None:
         title += f" · synthetic: {spec.fault.name}"
     with database_url(db) as url, stop.on_interrupt(), Progress(console(stderr=True), title) as progress:
-        local = Local(url=url, run_id=run_id, on_progress=progress.update)
+        local = Local(url=url, run_id=run_id, metrics_port=metrics_port, on_progress=progress.update)
         return run_local(spec, local, stop)
 
 

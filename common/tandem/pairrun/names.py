@@ -56,6 +56,8 @@ FAILED = "Failed"
 
 LINK_PORT = 7733
 """Port on which the reference listens."""
+METRICS_PORT = 7734
+"""Port on which the reference answers Prometheus."""
 NAME_LIMIT = 63
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -42,6 +42,8 @@ class Ledger:
         self.total = RunTally()
         self.states: dict[str, str] = {}
         """Control -> what progress shows of it."""
+        self.failures: Mapping[tuple[str, str], int] = {}
+        """Control and side -> how often it failed. Replaced whole: any thread may read it without a lock."""
         self.reference_replays = 0
         self.suspect_differs = 0
         """Self-replays in which the suspect differed from itself."""
@@ -78,15 +80,15 @@ class Ledger:
         self.sink.put(row)
 
     def step(self, row: StepRecord) -> None:
-        self.total.add_step(row.classes)
-        self.total.link_bytes += row.link_bytes
-        self.total.full_bytes += row.full_bytes
+        self.total.add_step(row)
         self.sink.put(row)
 
     def control(
         self, name: ControlName, role: Role, step: int, subject: str, ok: bool, repeats: int = 0, **detail: Any
     ) -> None:
         self.total.controls += 1
+        if not ok:
+            self.failures = {**self.failures, (name, role): self.failures.get((name, role), 0) + 1}
         if not ok and role is Role.SUSPECT and name in (ControlName.SELF_REPLAY_START, ControlName.SELF_REPLAY_END):
             self.suspect_differs += 1
         elif not ok:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tandem.records import ClassCounts, MismatchRecord
+from tandem.records import ClassCounts, MismatchRecord, StepRecord
 from tandem.sites import Site
 from tandem.vocabulary import Cause
+from tandem_worker.chain import Plan
+
+STEP_BOUNDS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Upper bounds of the classes in which steps are counted by their time."""
+NOTHING = ClassCounts(0, 0, 0, 0)
 
 
 @dataclass(slots=True)
@@ -57,12 +64,32 @@ class RunTally:
     full_bytes: int = 0
     device_seconds: float = 0.0
     first_mismatch: str = ""
+    places: Mapping[tuple[str, str], ClassCounts] = field(default_factory=dict)
+    """By phase and module. Replaced whole after each step, like the next: any thread may read them without a lock."""
+    step_times: tuple[int, ...] = (0,) * (len(STEP_BOUNDS_S) + 1)
+    """Steps by their time, the last those beyond all of STEP_BOUNDS_S; step 0, the initial parameters, is in none."""
+    step_seconds: float = 0.0
+    busy_seconds: float = 0.0
+    """Of ``step_seconds``, what the reference did not wait for its peer."""
+    finished_at: float = 0.0
+    """When the last step was settled, UTC seconds."""
 
-    def add_step(self, classes: dict[str, ClassCounts]) -> None:
+    def add_step(self, row: StepRecord) -> None:
         self.steps += 1
-        for counts in classes.values():
+        places = dict(self.places)
+        for name, counts in row.classes.items():
             self.sites += counts.sites
             self.elements += counts.elements
+            phase, module, _ = name.split("/", 2)
+            places[phase, module] = add(places.get((phase, module), NOTHING), counts)
+        self.places, self.finished_at = places, row.finished_at
+        self.link_bytes += row.link_bytes
+        self.full_bytes += row.full_bytes
+        if row.step:
+            place = bisect_left(STEP_BOUNDS_S, row.duration_s)
+            self.step_times = tuple(n + (i == place) for i, n in enumerate(self.step_times))
+            self.step_seconds += row.duration_s
+            self.busy_seconds += row.busy_s
 
     def add_row(self, row: MismatchRecord, cap: int) -> bool:
         """Count a mismatch row; False if the cap says that it is not to be written."""
@@ -79,3 +106,16 @@ class RunTally:
             return False
         self.rows_written += 1
         return True
+
+
+def places_of(plan: Plan) -> frozenset[tuple[str, str]]:
+    """Phase and module of every site of a plan."""
+    return frozenset((site.phase, site.module) for op in (*plan.initial, *plan.ops) for site in op.sites)
+
+
+def add(a: ClassCounts, b: ClassCounts) -> ClassCounts:
+    """Both counts together."""
+    return ClassCounts(
+        a.sites + b.sites, a.elements + b.elements, a.mismatched_sites + b.mismatched_sites,
+        a.mismatched_elements + b.mismatched_elements,
+    )  # fmt: skip

@@ -23,6 +23,10 @@ settings.yaml: |
     runAsUser: {{ int .Values.worker.runAsUser }}
     terminationGraceSeconds: {{ int .Values.worker.terminationGraceSeconds }}
     recordsTimeoutSeconds: {{ int .Values.worker.recordsTimeoutSeconds }}
+    metrics:
+      enabled: {{ .Values.metrics.worker.enabled }}
+      from: {{ toJson .Values.metrics.worker.from }}
+      annotations: {{ .Values.metrics.podAnnotations }}
     allowedHostPaths: {{ toJson .Values.worker.allowedHostPaths }}
     dns:
       {{- range .Values.worker.dns }}

@@ -1,4 +1,4 @@
-"""Health and metrics over HTTP, each on a port of its own. Liveness means that events or resyncs still arrive."""
+"""Health and metrics of a service over HTTP, in a thread of its own; needs prometheus-client."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 Answer = Callable[[], tuple[int, str, bytes]]
 """Status, content type, body."""
-HEALTH_PORT, METRICS_PORT = 8081, 8080
 
 
 def check(ask: Callable[[], str | None]) -> Answer:
@@ -29,8 +28,19 @@ def exposition(registry: CollectorRegistry) -> Answer:
     return lambda: (200, CONTENT_TYPE_LATEST, generate_latest(registry))
 
 
-def serve(port: int, answers: dict[str, Answer]) -> ThreadingHTTPServer:
-    """Answer GET requests in a thread of its own; port 0 takes any (``server_port`` says which)."""
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that went away, or one answer that failed: the next request is answered again."""
+
+
+def serve(port: int, answers: dict[str, Answer], host: str = "") -> ThreadingHTTPServer:
+    """Answer GET requests in a thread of its own; port 0 takes any (``server_port`` says which).
+
+    Raises:
+        OSError: the port cannot be listened on.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         timeout = 10
@@ -47,7 +57,6 @@ def serve(port: int, answers: dict[str, Answer]) -> ThreadingHTTPServer:
         def log_message(self, *_: object) -> None:
             """Probes come every few seconds: nothing to tell."""
 
-    server = ThreadingHTTPServer(("", port), Handler)
-    server.daemon_threads = True
+    server = _Server((host, port), Handler)
     threading.Thread(target=server.serve_forever, name=f"http-{port}", daemon=True).start()
     return server

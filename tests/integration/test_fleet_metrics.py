@@ -1,0 +1,148 @@
+"""Gauges of the fleet from a real database: right, one question for many scrapes, and gone while it is away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from sqlalchemy import Engine, event
+
+from db_samples import make_run
+from node_runs import HOUR, node_run, store_run
+from prometheus import lint
+from tandem.db.engine import connect
+from tandem.db.profiles import read_fleet
+from tandem.errors import DatabaseError
+from tandem.metrics_fleet import (
+    NAMED,
+    REASONS,
+    FleetCollector,
+    FleetFacts,
+    FleetGauges,
+    RunCounts,
+    count_runs,
+    fleet_facts,
+)
+from tandem.vocabulary import ControlName
+
+NOW = time.time()
+
+
+@pytest.fixture
+def engine(database_url: str) -> Iterator[Engine]:
+    engine = connect(database_url)
+    yield engine
+    engine.dispose()
+
+
+def told(collector: FleetGauges) -> dict[str, float]:
+    registry = CollectorRegistry()
+    registry.register(collector)
+    lines = [line for line in generate_latest(registry).decode().splitlines() if not line.startswith("#")]
+    return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+
+def asked(engine: Engine) -> FleetFacts:
+    with engine.connect() as conn:
+        return fleet_facts(read_fleet(conn), count_runs(conn, NOW))
+
+
+def test_nodes_by_verdict_and_the_runs_of_the_last_day(engine: Engine) -> None:
+    for records in (
+        node_run(kind="null", suspect="well-1", reference="well-2", began=NOW - 50 * HOUR),
+        node_run(hits={3: 5}, began=NOW - 48 * HOUR),
+        node_run(hits={4: 6}, reference="other", kind="swap", began=NOW - 2 * HOUR),
+        node_run(suspect="fresh", began=NOW - 3 * HOUR, missing=[ControlName.POSITIVE_START]),
+        node_run(suspect="injected", synthetic=True, hits={1: 1}, began=NOW - HOUR),
+    ):
+        store_run(engine, records)
+    make_run(engine)  # synthetic or not, it has no verdict yet
+    found = told(FleetCollector(lambda: asked(engine)))
+    assert found["tandem_api_database_up"] == 1
+    assert found['tandem_fleet_nodes{verdict="corrupting"}'] == 1
+    assert found['tandem_fleet_node_verdict{node="sick",verdict="corrupting"}'] == 1
+    assert found['tandem_fleet_day_runs{verdict="mismatch",workload="submodule"}'] == 1
+    assert found['tandem_fleet_day_runs{verdict="inconclusive",workload="submodule"}'] == 1
+    (reason,) = [name for name in found if name.startswith("tandem_fleet_day_inconclusive_runs")]
+    assert ":" not in reason
+    assert found["tandem_fleet_day_tested_nodes"] == 1
+    assert found["tandem_fleet_day_device_seconds"] == HOUR
+    assert sum(value for name, value in found.items() if name.startswith("tandem_fleet_live_runs")) == 1
+    assert not any("injected" in name for name in found)
+
+
+def test_the_runs_are_one_query(engine: Engine) -> None:
+    statements: list[str] = []
+    event.listen(engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+    with engine.connect() as conn:
+        count_runs(conn, NOW)
+    assert len(statements) == 1
+
+
+def test_many_scrapes_are_one_question_and_a_database_that_is_away_leaves_no_stale_gauge() -> None:
+    now, away = 0.0, False
+    questions: list[float] = []
+
+    def ask() -> FleetFacts:
+        questions.append(now)
+        if away:
+            raise DatabaseError("the database does not answer")
+        return FleetFacts({"clean": 3}, [], RunCounts())
+
+    collector = FleetCollector(ask, kept_s=10, clock=lambda: now)
+    for _ in range(5):
+        assert told(collector)['tandem_fleet_nodes{verdict="clean"}'] == 3
+    assert questions == [0.0]
+    away, now = True, 11.0
+    for _ in range(5):
+        assert told(collector) == {"tandem_api_database_up": 0}
+    assert questions == [0.0, 11.0]
+    away, now = False, 22.0
+    assert told(collector)["tandem_api_database_up"] == 1
+
+
+def test_a_service_that_asks_itself_shows_what_it_knows() -> None:
+    gauges = FleetGauges()
+    assert told(gauges) == {"tandem_api_database_up": 0}
+    gauges.show(FleetFacts({"clean": 3}, [], RunCounts()))
+    assert told(gauges)['tandem_fleet_nodes{verdict="clean"}'] == 3
+    gauges.show(None)
+    assert told(gauges) == {"tandem_api_database_up": 0}
+
+
+def many() -> FleetFacts:
+    named = [(f"node-{n}", "corrupting") for n in range(5000)]
+    runs = RunCounts(live={"submodule": 1000}, inconclusive={f"reason_{n}": 1 for n in range(REASONS + 1)})
+    return FleetFacts({"corrupting": 5000}, named, runs)
+
+
+def test_situation_27_however_large_the_fleet_its_series_are_bounded() -> None:
+    gauges = FleetGauges()
+    gauges.show(many())
+    found = told(gauges)
+    assert len(found) <= 1200
+    assert sum(name.startswith("tandem_fleet_node_verdict") for name in found) == NAMED
+    assert found['tandem_fleet_nodes{verdict="corrupting"}'] == 5000
+
+
+@pytest.mark.needs("prometheus")
+def test_promtool_has_nothing_against_it() -> None:
+    gauges = FleetGauges()
+    gauges.show(many())
+    registry = CollectorRegistry()
+    registry.register(gauges)
+    assert lint(generate_latest(registry)) == ""
+
+
+def test_reasons_beyond_the_bound_are_one(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandem.metrics_fleet.REASONS", 1)
+    wrong: list[dict[str, Any]] = [{"missing": [ControlName.POSITIVE_START]}, {"reason": "dead_peer"}]
+    for number, values in enumerate(wrong):
+        store_run(engine, node_run(suspect="fresh", seed=number, began=NOW - HOUR, **values))
+    with engine.connect() as conn:
+        counted = count_runs(conn, NOW).inconclusive
+    assert len(counted) == 2
+    assert counted["other"] == 1
