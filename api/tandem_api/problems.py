@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -130,16 +131,30 @@ def install(app: FastAPI) -> None:
         return of_error(error).response()
 
     @app.exception_handler(HTTPException)
-    async def _http(_: Request, error: HTTPException) -> Response:
+    async def _http(request: Request, error: HTTPException) -> Response:
         names = {404: "not-found", 405: "method-not-allowed"}
         name = names.get(error.status_code, "http")
         details = {404: "there is nothing at this address", 405: "this address does not take that method"}
         detail = details.get(error.status_code, str(error.detail))
-        return Problem(error.status_code, name, detail, headers=error.headers).response()
+        headers = dict(error.headers or {})
+        if error.status_code == 405:
+            headers["Allow"] = ", ".join(_methods(app, request.url.path))
+        return Problem(error.status_code, name, detail, headers=headers).response()
 
     @app.exception_handler(RequestValidationError)
     async def _validation(_: Request, error: RequestValidationError) -> Response:
         return _of_validation(error).response()
+
+
+def _methods(app: FastAPI, path: str) -> list[str]:
+    """Methods that an address takes; the framework names those of the first route alone."""
+    found = {
+        method.upper()
+        for template, item in app.openapi()["paths"].items()
+        if re.fullmatch(re.sub(r"\\{[^/]+\\}", "[^/]+", re.escape(template)), path)
+        for method in item
+    }
+    return sorted(found) or ["GET"]
 
 
 def _of_validation(error: RequestValidationError) -> Problem:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine
 
-from api_server import Served, is_problem, serving
+from api_server import Served, is_problem, own_database, serving
 from node_runs import BEGAN, HOUR, drift, gradient, node_run, store_run
 from sample_runs import sample_run
 from tandem.cli.app import main
@@ -70,16 +70,7 @@ FLEET = [
 @pytest.fixture(scope="module")
 def database(database_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A database of the module's own that holds all runs; nothing here writes."""
-    import os
-
-    from tandem.db.engine import open_connection, parse
-
-    name = f"test_{os.urandom(6).hex()}"
-    admin = parse(database_server).set(drivername="postgresql", database="postgres").render_as_string(False)
-    with open_connection(admin) as conn:
-        conn.autocommit = True
-        conn.execute(f"CREATE DATABASE {name} TEMPLATE tandem")
-        url = parse(database_server).set(drivername="postgresql", database=name).render_as_string(False)
+    with own_database(database_server) as url:
         engine = connect(url)
         spool = tmp_path_factory.mktemp("spool")
         for records in (BAD, SYNTHETIC):
@@ -95,7 +86,6 @@ def database(database_server: str, tmp_path_factory: pytest.TempPathFactory) -> 
             store_run(engine, records)
         engine.dispose()
         yield url
-        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @pytest.fixture(scope="module")

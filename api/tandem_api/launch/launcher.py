@@ -17,7 +17,7 @@ from tandem.errors import SpecError
 from tandem.fault_profile import shipped_names
 from tandem.pairing.candidates import Candidate
 from tandem.pairrun.spec import Name, Resources, RetryPolicy, Seconds, Template
-from tandem.spec import RunSpec, load_preset
+from tandem.spec import RunSpec, load_preset, resolve
 from tandem_api.problems import Problem, invalid
 
 PATHS = ("weights", "tokenizer", "checkpoints", "start")
@@ -76,12 +76,18 @@ def check(order: Order) -> None:
         Problem: 422, with the field.
     """
     spec = order.spec
-    if any("\x00" in text for text in texts(order.model_dump(mode="json", exclude_unset=True))):
-        raise invalid("body", "holds a NUL character")
+    for text in texts(order.model_dump(exclude_unset=True)):
+        if "\x00" in text or any("\ud800" <= c <= "\udfff" for c in text):
+            raise invalid("body", "holds a NUL character or half of a surrogate pair")
     try:
         load_preset(spec.model)
     except (SpecError, OSError, ValueError) as error:
         raise invalid("body.spec.model", str(error)) from None
+    if spec.weights is None:
+        try:
+            resolve(spec)
+        except SpecError as error:
+            raise invalid("body.spec", str(error)) from None
     paths: list[tuple[str, Path]] = [(name, path) for name in PATHS if (path := getattr(spec, name)) is not None]
     paths += [(name, path) for name in ("data", "questions") for path in getattr(spec, name)]
     for name, path in paths:
@@ -94,12 +100,12 @@ def check(order: Order) -> None:
 
 
 def texts(value: Any) -> list[str]:
-    """Every string in a JSON value, keys included."""
-    if isinstance(value, str):
-        return [value]
+    """Every string and path in a value, keys included."""
+    if isinstance(value, (str, Path)):
+        return [str(value)]
     if isinstance(value, dict):
         return [found for key, item in value.items() for found in (str(key), *texts(item))]
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [found for item in value for found in texts(item)]
     return []
 

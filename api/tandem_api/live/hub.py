@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -130,7 +130,7 @@ class Hub:
         if self.clients >= self.settings.clients:
             raise away("too many streams are open", "too-many-streams")
 
-    async def stream(self, run_id: UUID, start: Place) -> AsyncIterator[bytes]:
+    async def stream(self, run_id: UUID, start: Place) -> AsyncGenerator[bytes, None]:
         """What is behind a place, and then what comes, up to the verdict."""
         at, shown = start, dict[str, bytes]()
         yield b"retry: 2000\n\n"

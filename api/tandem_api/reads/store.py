@@ -26,6 +26,8 @@ WHOLE_AT_ONCE = 2
 QUIET_S = 1.0
 """After a failed connection nobody tries again for so long: a database that comes back is not met by a crowd."""
 CANCELLED = "57014"
+DRIVER = (DBAPIError, psycopg.Error, PoolTimeout)
+"""What a database that fails raises."""
 _MARGIN_S = 2.0
 
 
@@ -78,8 +80,8 @@ class Store:
         try:
             async with asyncio.timeout(self._query_s + WAIT_S + _MARGIN_S), self._engine.connect() as conn:
                 answer = await conn.run_sync(question, *args, **more)
-        except (DBAPIError, psycopg.Error, PoolTimeout, TimeoutError, OSError) as error:
-            raise self._problem(error) from None
+        except (*DRIVER, TimeoutError, OSError) as error:
+            raise self.problem(error) from None
         self._failed_at = None
         return answer
 
@@ -102,7 +104,7 @@ class Store:
             try:
                 conn = await asyncio.to_thread(self._open)
             except DBAPIError as error:
-                raise self._problem(error) from None
+                raise self.problem(error) from None
             try:
                 yield conn
             finally:
@@ -145,13 +147,14 @@ class Store:
             with self._open() as conn:
                 return question(conn, *args)
         except (DBAPIError, PoolTimeout) as error:
-            raise self._problem(error) from None
+            raise self.problem(error) from None
 
     def _check(self) -> None:
         if self._failed_at is not None and self._clock() - self._failed_at < QUIET_S:
             raise away("the database does not answer")
 
-    def _problem(self, error: BaseException) -> Problem:
+    def problem(self, error: BaseException) -> Problem:
+        """What a failure of the database is to a client."""
         state = getattr(getattr(error, "orig", error), "sqlstate", None)
         log.warning("database: %s", one_line(error, self.url) or type(error).__name__)
         if state == CANCELLED:

@@ -8,11 +8,11 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from tandem_api.live.events import BEGIN, END, place
-from tandem_api.live.stream import EventStream
 from tandem_api.parts import AppParts, CanGet
 from tandem_api.problems import invalid, not_found
 from tandem_api.reads.records import exists
 from tandem_api.routes.common import READ, RunId, problems
+from tandem_api.streamed import Streamed
 
 router = APIRouter(prefix="/v1/runs", tags=["events"])
 _EXAMPLE = """retry: 2000
@@ -70,6 +70,8 @@ async def watch_run(
     parts.hub.check()
     if parts.launcher.find(run_id) is None and not await parts.store.ask(exists, run_id):
         raise not_found(f"run {run_id}")
-    return EventStream(
-        parts.hub.stream(run_id, start), send_s=parts.settings.events.send_seconds, on_drop=parts.metrics.dropped.inc
-    )
+    return Streamed(
+        parts.hub.stream(run_id, start), "text/event-stream", send_s=parts.settings.events.send_seconds,
+        headers={"X-Accel-Buffering": "no"},  # nginx and its kin would hold events back
+        on_drop=parts.metrics.dropped.inc,
+    )  # fmt: skip

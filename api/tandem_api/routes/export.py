@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator
+from contextlib import closing, suppress
 from enum import StrEnum
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from tandem.export import TABLES, batches, write
 from tandem_api.parts import AppParts, CanGet
-from tandem_api.problems import log, not_found
+from tandem_api.problems import not_found
 from tandem_api.reads.records import exists
-from tandem_api.reads.store import Store
+from tandem_api.reads.store import DRIVER, Store
 from tandem_api.routes.common import READ, RunId, problems
+from tandem_api.streamed import Streamed, begun
 
 router = APIRouter(prefix="/v1/runs", tags=["export"])
 BY_NAME = {table.name: table for table in TABLES}
@@ -64,11 +65,9 @@ async def export_table(
     if not await parts.store.ask(exists, run_id):
         raise not_found(f"run {run_id}")
     name = f"tandem-{run_id}-{table.value}.{format.value}"
-    return StreamingResponse(
-        stream(parts.store, run_id, table.value, format),
-        media_type=MEDIA[format.value],
-        headers={"Content-Disposition": f'attachment; filename="{name}"'},
-    )
+    chunks = await begun(stream(parts.store, run_id, table.value, format))
+    headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+    return Streamed(chunks, MEDIA[format.value], send_s=PATIENCE_S, headers=headers)
 
 
 class Stopped(Exception):  # noqa: N818
@@ -130,7 +129,7 @@ class _Pipe:
         """Chunks are sent when they are large enough."""
 
 
-async def stream(store: Store, run_id: UUID, name: str, format: FileFormat) -> AsyncIterator[bytes]:
+async def stream(store: Store, run_id: UUID, name: str, format: FileFormat) -> AsyncGenerator[bytes, None]:
     """The file, chunk by chunk."""
     pipe = _Pipe()
     table = BY_NAME[name]
@@ -138,7 +137,8 @@ async def stream(store: Store, run_id: UUID, name: str, format: FileFormat) -> A
 
         def work() -> None:
             try:
-                write(pipe, table, batches(conn, table, run_id), format.value)
+                with closing(batches(conn, table, run_id)) as rows:
+                    write(pipe, table, rows, format.value)
                 pipe.flush_all()
                 pipe.put(None)
             except Stopped:
@@ -151,8 +151,9 @@ async def stream(store: Store, run_id: UUID, name: str, format: FileFormat) -> A
         try:
             while (chunk := await asyncio.to_thread(pipe.take)) is not None:
                 if isinstance(chunk, BaseException):
-                    log.warning("export of %s of run %s was cut off: %s", name, run_id, type(chunk).__name__)
-                    raise RuntimeError("cut off")  # noqa: TRY004 - the answer has begun: ending it early is all that can be said
+                    raise (
+                        store.problem(chunk) if isinstance(chunk, DRIVER) else chunk
+                    )  # after the first chunk it can only be cut off
                 yield chunk
         finally:
             pipe.stopped.set()

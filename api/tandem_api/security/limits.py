@@ -74,8 +74,26 @@ class Door:
         length = headers.get("content-length")
         if length is not None and length.isdigit() and int(length) > settings.body_limit:
             raise self._too_large()
+        if scope["method"] in _BODILESS:
+            await self.app(scope, receive, send)
+            return
         body = _Body(receive, settings.body_limit, settings.body_seconds, self._too_large())
-        await self.app(scope, receive if scope["method"] in _BODILESS else body, send)
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            if body.refused is not None and not started:
+                return  # whatever the layers below made of a body that was cut off
+            started = True
+            await send(message)
+
+        try:
+            await self.app(scope, body, watch)
+        except Exception:
+            if body.refused is None or started:
+                raise
+        if body.refused is not None and not started:
+            raise body.refused
 
     def _too_large(self) -> Problem:
         limit = self.settings.body_limit
@@ -88,6 +106,8 @@ class _Body:
     def __init__(self, receive: Receive, limit: int, seconds: float, too_large: Problem) -> None:
         self._receive, self._left, self._seconds, self._too_large = receive, limit, seconds, too_large
         self._deadline: float | None = None
+        self.refused: Problem | None = None
+        """Why the body is not taken."""
         self._whole = False
 
     async def __call__(self) -> Message:
@@ -100,14 +120,15 @@ class _Body:
             async with asyncio.timeout_at(self._deadline):
                 message = await self._receive()
         except TimeoutError:
-            raise Problem(
-                408, "too-slow", "the body did not come in time", headers={"Connection": "close"}
-            ) from None  # fmt: skip
+            close = {"Connection": "close"}
+            self.refused = Problem(408, "too-slow", "the body did not come in time", headers=close)
+            raise self.refused from None
         if message["type"] == "http.request":
             self._left -= len(message.get("body", b""))
             self._whole = not message.get("more_body", False)
             if self._left < 0:
-                raise self._too_large
+                self.refused = self._too_large
+                raise self.refused
         return message
 
 

@@ -1,30 +1,39 @@
-"""The answer of a stream: it notices a client that left, and drops one that takes nothing."""
+"""Answers that are sent as they come: a client that left is noticed, and one that takes nothing is dropped."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
-from typing import cast
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+Chunks = AsyncGenerator[bytes, None]
 
-class EventStream(Response):
-    """Args:
-    chunks: what to send, as it comes.
-    send_s: how long the client may take for a chunk; a dropped one comes back with its last id.
-    on_drop: told of a client that was dropped.
+
+class Streamed(Response):
+    """Unlike Starlette's own, this lets the chunks' generator clean up in peace when the client leaves: its
+    cancellation comes once.
+
+    Args:
+        chunks: what to send, as it comes.
+        media_type: of the whole.
+        send_s: how long the client may take for a chunk.
+        headers: of the answer.
+        on_drop: told of a client that was dropped.
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, chunks: AsyncIterator[bytes], *, send_s: float, on_drop: Callable[[], None] = lambda: None
-    ) -> None:  # fmt: skip
-        # nginx and its kin would hold events back.
-        super().__init__(None, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self,
+        chunks: Chunks,
+        media_type: str,
+        *,
+        send_s: float,
+        headers: Mapping[str, str] | None = None,
+        on_drop: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(None, headers=dict(headers or {}), media_type=media_type)
         del self.headers["content-length"]
         self._chunks, self._send_s, self._on_drop = chunks, send_s, on_drop
 
@@ -41,7 +50,7 @@ class EventStream(Response):
                     await task
 
     async def _send_all(self, send: Send) -> None:
-        async with aclosing(cast("_Generator", self._chunks)) as chunks:
+        async with aclosing(self._chunks) as chunks:
             async for chunk in chunks:
                 try:
                     async with asyncio.timeout(self._send_s):
@@ -54,8 +63,17 @@ class EventStream(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class _Generator(AsyncIterator[bytes]):
-    async def aclose(self) -> None: ...
+async def begun(chunks: Chunks) -> Chunks:
+    """The same chunks, the first of them made already: what goes wrong before it can still be answered."""
+    first = await anext(chunks, b"")
+
+    async def whole() -> Chunks:
+        async with aclosing(chunks):
+            yield first
+            async for chunk in chunks:
+                yield chunk
+
+    return whole()
 
 
 async def _left(receive: Receive) -> None:
