@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -281,6 +282,8 @@ class LocalLauncher:
         except OSError as error:
             self._end(entry, {"error": f"no process could be started ({error.strerror})"})
             return
+        # Somebody must wait for it, be the launcher there or not: else it stays as a zombie.
+        threading.Thread(target=entry.process.wait, name=f"wait {run_id}", daemon=True).start()
         entry.launch = replace(entry.launch, state=State.RUNNING)
 
     async def _look(self, entry: _Entry) -> None:
