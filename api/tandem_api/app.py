@@ -6,14 +6,14 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter, Depends, FastAPI
 
 import tandem
 from tandem_api import openapi, problems
 from tandem_api.launch.launcher import Launcher
 from tandem_api.live.hub import Hub
 from tandem_api.metrics import Counting, Metrics
-from tandem_api.parts import Parts
+from tandem_api.parts import Parts, only_known_parameters
 from tandem_api.reads.fleet import Fleet
 from tandem_api.reads.store import Store
 from tandem_api.routes import candidates, catalogue, docs, events, export, health, nodes, runs
@@ -83,7 +83,9 @@ def create_app(
         strangers=Rate(STRANGERS[0], STRANGERS[1], clock), clock=clock,
     )  # fmt: skip
     problems.install(app)
-    for router in (*ROUTERS, *routers):
+    for router in ROUTERS:
+        app.include_router(router, dependencies=[Depends(only_known_parameters)])
+    for router in routers:
         app.include_router(router)
     openapi.install(app)
     # The last one that is added is the outermost.

@@ -52,6 +52,7 @@ def _complete(app: FastAPI) -> dict[str, Any]:
     schemas["ProblemDetails"] = problem
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
+    _whole_numbers(found)
     for path, item in found["paths"].items():
         for operation in item.values():
             operation["operationId"] = _operation(operation["operationId"], path)
@@ -59,6 +60,18 @@ def _complete(app: FastAPI) -> dict[str, Any]:
                 for content in answer.get("content", {}).values():
                     _example(content, schemas)
     return found
+
+
+def _whole_numbers(node: Any) -> None:
+    """The framework writes bounds as floats, and a large one so that no integer is meant."""
+    for key, value in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(value, (dict, list)):
+            _whole_numbers(value)
+        elif key in _BOUNDS and isinstance(value, float) and value.is_integer():
+            node[key] = int(value)
+
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 
 
 def _operation(generated: str, path: str) -> str:

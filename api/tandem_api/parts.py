@@ -105,6 +105,24 @@ async def _known(parts: Parts, token: str, address: str) -> User:
         raise
 
 
+def only_known_parameters(request: Request) -> None:
+    """Refuse query parameters that the address does not have: a filter with a slip would give the whole list.
+
+    Raises:
+        Problem: 422.
+    """
+    from tandem_api.problems import invalid
+
+    path = getattr(request.scope.get("route"), "path_format", "")
+    operation = request.app.openapi()["paths"].get(path, {}).get(request.method.lower())
+    if operation is None:
+        return
+    known = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"}
+    for name in request.query_params:
+        if name not in known:
+            raise invalid(f"query.{name}"[:100], "there is no such parameter")
+
+
 CanGet = Annotated[User, Depends(may("get"))]
 CanList = Annotated[User, Depends(may("list"))]
 CanCreate = Annotated[User, Depends(may("create"))]

@@ -171,7 +171,7 @@ def test_a_page_token_of_another_question(api: Served, engine: Engine, tmp_path:
 @pytest.mark.parametrize(
     "query",
     ["page_size=0", "page_size=1001", "page_size=x", "verdict=good", "since=-1", "since=nan", "until=1e30",
-     "synthetic=perhaps", "node=", "node=%00", "workload=%27"],
+     "synthetic=perhaps", "node=", "node=%00", "workload=%27", "verdct=match", "=", "page_size=1&x"],
 )  # fmt: skip
 def test_parameters_that_are_none(api: Served, query: str) -> None:
     is_problem(api.client.get(f"/v1/runs?{query}"), 422, "validation")

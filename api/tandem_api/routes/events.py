@@ -15,6 +15,19 @@ from tandem_api.routes.common import READ, RunId, problems
 from tandem_api.streamed import Streamed
 
 router = APIRouter(prefix="/v1/runs", tags=["events"])
+_EVENT = {
+    "type": "object",
+    "description": "One event; `data` is JSON.",
+    "properties": {
+        "event": {
+            "type": "string",
+            "enum": ["attempt", "mismatches", "progress", "verdict", "failed", "conditions", "database"],
+        },
+        "id": {"type": "string"},
+        "data": {"type": "string"},
+        "retry": {"type": "integer"},
+    },
+}
 _EXAMPLE = """retry: 2000
 
 event: conditions
@@ -43,7 +56,7 @@ data: {"run":"0199a1b2-3c4d-7e5f-8a6b-7c8d9e0f1a2b","verdict":"mismatch","reason
             "description": "Server-sent events: `attempt`, `mismatches`, `progress`, `verdict` or `failed`, each with "
             "an id and in the order of the records; `conditions` and `database` without one: the newest replaces those "
             "before. The stream ends after the verdict.",
-            "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+            "content": {"text/event-stream": {"schema": _EVENT, "example": _EXAMPLE}},
         },
         204: {"description": "`Last-Event-ID` is that of the verdict: nothing will come."},
         **problems(404, *READ),
