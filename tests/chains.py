@@ -67,7 +67,15 @@ def gradients(model: ModelConfig, tp: int, env: dict[str, Any]) -> dict[str, np.
 
 
 def fused_loss(model: ModelConfig, z_loss: float, params: dict[str, Any], tokens: Any, targets: Any) -> jax.Array:
-    """Mean loss of the whole model in fp32, written apart from the chain: no TP, complex RoPE, whole logits."""
+    """Mean loss of the whole model in fp32."""
+    logits = fused_logits(model, params, tokens)
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
+    per_token = -picked + z_loss * jax.scipy.special.logsumexp(logits, axis=-1) ** 2
+    return jnp.mean(per_token[targets >= 0])
+
+
+def fused_logits(model: ModelConfig, params: dict[str, Any], tokens: Any) -> jax.Array:
+    """fp32 logits ``[B, S, V]`` of the whole model, written apart from the chain: no TP, complex RoPE, whole logits."""
     x = params["embed.embedding"][tokens]
     for layer in range(model.layers):
         x = x + _attention(model, {k: params[f"attn.{layer}.{k}"] for k in ("norm", "wq", "wk", "wv", "wo")}, x)
@@ -76,10 +84,7 @@ def fused_loss(model: ModelConfig, z_loss: float, params: dict[str, Any], tokens
         gate = y @ ffn["w_gate"]
         x = x + (gate / (1 + jnp.exp(-gate)) * (y @ ffn["w_up"])) @ ffn["w_down"]
     head = params["embed.embedding"] if model.tied else params["head.unembedding"]
-    logits = _norm(model, params["head.norm"], x) @ head.T
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), targets[..., None], axis=-1)[..., 0]
-    per_token = -picked + z_loss * jax.scipy.special.logsumexp(logits, axis=-1) ** 2
-    return jnp.mean(per_token[targets >= 0])
+    return _norm(model, params["head.norm"], x) @ head.T
 
 
 def _norm(model: ModelConfig, weight: Any, x: Any) -> Any:

@@ -64,6 +64,13 @@ def database_url(database_server: str) -> Iterator[str]:
         yield url
 
 
+@pytest.fixture(scope="module")
+def module_database_url(database_server: str) -> Iterator[str]:
+    """URL of a fresh database that the tests of a module share."""
+    with fresh_database(database_server) as url:
+        yield url
+
+
 @pytest.fixture
 def tandem_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A data folder of the test's own, in ``TANDEM_HOME``; other users can enter it, as PostgreSQL must for root."""

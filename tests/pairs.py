@@ -36,7 +36,7 @@ from tandem.vocabulary import Cause, Role, SyncMode, Workload
 from tandem_worker import parity
 from tandem_worker.chain import Chain
 from tandem_worker.data import Stream, open_data
-from tandem_worker.drift.checkpoints import open_store
+from tandem_worker.drift.checkpoints import check_start, content_digest, open_store, start_slots
 from tandem_worker.drift.held_out import HeldOut
 from tandem_worker.drift.parts import DriftParts, Evaluation, NoEvaluation
 from tandem_worker.link.channel import Channel, PeerState, Progress, new_keys
@@ -44,7 +44,7 @@ from tandem_worker.lockstep.inbox import Inbox, StopRequested, Tripped
 from tandem_worker.lockstep.ledger import Ledger
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.build import build_chain
-from tandem_worker.model.init import random_parameters
+from tandem_worker.model.init import Slots, random_parameters
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.whole_build import build_whole
 from tandem_worker.questions.opened import open_questions
@@ -116,7 +116,12 @@ def prepared(
     if profile is not None:
         check_profile(profile, chain.submodules.sites, spec.tp)
     machine = Machine(chain, profile if role is Role.SUSPECT else None)
-    machine.slots.update(random_parameters(chain.plan, model, chain.mesh, spec.seed))
+
+    def fresh(seed: int) -> Slots:
+        if spec.start is not None:
+            return start_slots(spec.start, chain.plan, chain.mesh)
+        return random_parameters(chain.plan, model, chain.mesh, seed)
+
     shape = {"seed": spec.seed, "batch": training.batch, "sequence": training.sequence, "vocab": model.vocab}
     data: Stream
     evaluation: Evaluation = NoEvaluation()
@@ -128,11 +133,14 @@ def prepared(
         data, evaluation = opened.training, HeldOut(machine, opened.evaluation, spec.evaluate_every)
     else:
         data = open_data(spec.data, None, **shape)
-    fields = parity.gather(spec, model, training, chain, data=data.digest, weights="random", profile=profile)
+    weights = f"checkpoint {content_digest(spec.start)}" if spec.start is not None else "random"
+    fields = parity.gather(spec, model, training, chain, data=data.digest, weights=weights, profile=profile)
     drift = None
     if spec.workload in UNSYNCHRONISED:
-        fresh = lambda seed: random_parameters(chain.plan, model, chain.mesh, seed)
+        if spec.start is not None:
+            check_start(spec.start, fields)
         drift = DriftParts(fresh, open_store(spec, role, fields, run), evaluation)
+    machine.slots.update(fresh(spec.seed))
     return Prepared(spec, machine, data, change(fields), spec.steps, 1, drift)
 
 

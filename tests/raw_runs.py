@@ -18,6 +18,7 @@ from tandem.records import (
     ClassCounts,
     ControlRecord,
     DriftRecord,
+    EvaluationRecord,
     GradientRecord,
     MismatchRecord,
     RunRecords,
@@ -143,6 +144,29 @@ def training_run(seed: int = 0, *, baseline: bool = True, workload: str = "train
     run.records.mismatches = []
     if resumed:
         _resume(run)
+    return run
+
+
+def finetune_run(seed: int = 0, questions: int = 60) -> RunRecords:
+    """Fine-tuning: three arms answer questions of three tasks after steps 20 and 40, some not at all."""
+    rng = np.random.default_rng(seed)
+    run = training_run(workload="finetune").records
+    rows: dict[tuple[object, ...], EvaluationRecord] = {}
+    for attempt, step in ((1, 20), (2, 20), (2, 40)):  # a second attempt answered the first ones again
+        for task, number in ((f"task {n % 3}", n) for n in range(questions)):
+            scores = rng.normal(size=4)
+            for arm, spread in (("reference", 0.0), ("suspect", 0.4), ("baseline", 2.0)):
+                mine = scores + rng.normal(size=4) * spread * (rng.random() < 0.5)
+                if rng.random() < 0.05:
+                    mine = np.full(4, np.nan)
+                if arm != "reference" and rng.random() < 0.05:
+                    continue
+                chosen = -1 if np.isnan(mine).all() else int(np.nanargmax(mine))
+                rows[attempt, step, task, number, arm] = EvaluationRecord(
+                    run_id=run.run.run_id, attempt=attempt, step=step, task=task, question=f"q{number}", arm=arm,
+                    scores=mine.tolist(), chosen=chosen, answer=number % 4 if number % 2 else int(scores.argmax()),
+                )  # fmt: skip
+    run.evaluations = list(rows.values())
     return run
 
 

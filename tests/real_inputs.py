@@ -6,11 +6,13 @@ The packages are never imported: only the files in their folders are read.
 from __future__ import annotations
 
 import json
+import os
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from plugins import parts
 
@@ -95,6 +97,15 @@ def mistral_tokenizer() -> Path:
     """SentencePiece model of Mistral 7B v0.3, 32,768 tokens (the package also holds those of other versions)."""
     require("mistral_common")
     return _folder("mistral_common") / "data" / "mistral_instruct_tokenizer_240323.model.v3"
+
+
+def task_files() -> list[Path]:
+    """Real multiple-choice questions, one file a task; skips the test where there are none."""
+    folder = os.environ.get("TANDEM_MCQA_DIR")
+    files = sorted(Path(folder).glob("*.jsonl")) if folder else []
+    if not files:
+        pytest.skip("TANDEM_MCQA_DIR names no folder with task files")
+    return files
 
 
 def _folder(package: str) -> Path:

@@ -15,7 +15,7 @@ import csv
 import io
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -290,7 +290,7 @@ def export_run(engine: Engine, run_id: UUID, directory: Path, format: Format) ->
     return counts
 
 
-def batches(connection: Connection, table: Table, run_id: UUID) -> Iterator[list[Row]]:
+def batches(connection: Connection, table: Table, run_id: UUID) -> Generator[list[Row]]:
     """The rows of one table in key order, at most `BATCH` database rows at a time, through a server-side cursor."""
     from sqlalchemy import select
 
@@ -301,9 +301,10 @@ def batches(connection: Connection, table: Table, run_id: UUID) -> Iterator[list
     # run_id is fixed, so the rest of the primary key is the order, and no row can move between two exports.
     order = [c for c in source.primary_key.columns if c.name != "run_id"]
     query = select(*(source.c[name] for name in wanted)).where(source.c.run_id == run_id).order_by(*order)
-    for part in connection.execution_options(yield_per=BATCH).execute(query).partitions():
-        rows = [tuple(_plain(v) for v in row) for row in part]
-        yield rows if table.expand is None else [out for row in rows for out in table.expand(row)]
+    with connection.execution_options(yield_per=BATCH).execute(query) as result:
+        for part in result.partitions():
+            rows = [tuple(_plain(v) for v in row) for row in part]
+            yield rows if table.expand is None else [out for row in rows for out in table.expand(row)]
 
 
 def _plain(value: Any) -> Any:

@@ -10,6 +10,7 @@ not, so the interval of a frequency takes each event, and each clean step, as on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -147,11 +148,24 @@ class Check(NamedTuple):
     """Steps with ``--quick``; 0: left out then."""
     batch: int | None = None
     """Sequences per step where the preset's own would show too few elements."""
+    least: int = 1
+    """Steps below which nothing of it can be seen."""
 
-    def spec(self, *, quick: bool) -> RunSpec:
+    def length(self, *, quick: bool, most: int | None = None) -> int:
+        """Steps of its run, of at most ``most``; 0: it is left out."""
+        steps = min(self.quick if quick else self.steps, most or self.steps)
+        return steps if steps >= self.least else 0
+
+    def why_left_out(self, *, quick: bool, most: int | None = None) -> str:
+        """Why it is left out; empty if it is not."""
+        if self.length(quick=quick, most=most):
+            return ""
+        return "left out of the quick check" if quick and not self.quick else f"it takes {self.least} steps or more"
+
+    def spec(self, *, quick: bool, most: int | None = None) -> RunSpec:
         """What `tandem run` would be asked for; replays are of no interest here."""
         return RunSpec(
-            workload=self.workload, steps=self.quick if quick else self.steps, batch=self.batch,
+            workload=self.workload, steps=self.length(quick=quick, most=most), batch=self.batch,
             fault=Path(self.profile), self_replays=2, replays=1, replay_budget=0,
         )  # fmt: skip
 
@@ -162,8 +176,8 @@ CHECKS = (
     Check("node-3", Workload.SUBMODULE, 200, 20),
     Check("node-10", Workload.SUBMODULE, 1500, 150),
     Check("node-11", Workload.SUBMODULE, 1500, 150),
-    Check("node-6", Workload.SUBMODULE, 60, 42),
-    Check("node-13", Workload.SUBMODULE, 470, 0),
+    Check("node-6", Workload.SUBMODULE, 60, 42, least=42),
+    Check("node-13", Workload.SUBMODULE, 470, 0, least=470),
     Check("node-1", Workload.GRADIENT, 200, 0),
     Check("node-4", Workload.GRADIENT, 200, 0),
     Check("node-11", Workload.GRADIENT, 200, 0),
@@ -201,8 +215,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     fitted: bool
     """Whether the profile was fitted to this very value."""
     status: str
-    """``read back``, ``too few events`` (the interval holds the value, but rests on fewer than `ENOUGH_EVENTS`),
-    ``missed`` or ``not measured``."""
+    """``read back``, ``too few events`` (the interval holds the value, but rests on fewer than `ENOUGH_EVENTS`; or the
+    run is shorter than the one that a largest value was fitted on), ``missed`` or ``not measured``."""
     why: str = ""
     """How it was judged, or why it was not measured."""
     run: str = ""
@@ -227,6 +241,8 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True):
 
     label: str = LABEL
     quick: bool
+    most: int | None = None
+    """Steps that each run was cut to, where it was."""
     lines: list[Line]
     runs: list[Ran]
     confidence: float = CONFIDENCE
@@ -243,28 +259,29 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True):
         return [line for line in self.lines if line.status == "missed"]
 
 
-def paper(done: Mapping[Check, RunRecords | str], *, quick: bool) -> Paper:
+def paper(done: Mapping[Check, RunRecords | str], *, quick: bool, most: int | None = None) -> Paper:
     """Published and measured values side by side.
 
     Args:
         done: each check's records, or why there are none.
         quick: whether the runs were the short ones.
+        most: steps that each run was cut to.
     """
     lines: list[Line] = []
-    worst: dict[str, float] = {}
+    worst: list[Line] = []
     for check, records in done.items():
         node = check.profile.replace("-", " ")
-        read = _gradient if check.workload is Workload.GRADIENT else _submodule
-        found = read(node, records)
-        lines += found
-        if check.workload is Workload.GRADIENT and found and (value := found[0].measured) is not None:
-            worst[node] = value
+        if check.workload is Workload.GRADIENT:
+            worst += _gradient(node, records, check.steps)
+            lines += worst[-1:]
+        else:
+            lines += _submodule(node, records)
     if any(check.workload is Workload.GRADIENT for check in done):
         lines.append(_order(worst))
     later = "needs training without synchronisation, which this check does not run"
     lines += [_not(node, what, 0.0, "see the paper", later) for node, what in NOT_MEASURED]
     runs = [_ran(check, records) for check, records in done.items() if not isinstance(records, str)]
-    return Paper(quick=quick, lines=lines, runs=runs)
+    return Paper(quick=quick, most=most, lines=lines, runs=runs)
 
 
 def _ran(check: Check, records: RunRecords) -> Ran:
@@ -361,21 +378,24 @@ def _severity(node: str, records: RunRecords | str) -> Line:
     )  # fmt: skip
 
 
-def _gradient(node: str, records: RunRecords | str) -> list[Line]:
-    value = published.WCNTS.get(node)
+def _gradient(node: str, records: RunRecords | str, fitted_on: int) -> list[Line]:
+    """The line of a run's WCNTS, for a profile that was fitted on so many steps: fewer can only show a smaller one."""
+    value = published.WCNTS[node]
     quantity = "WCNTS"
-    if value is None:
-        return []
     if (why := unusable(records)) or isinstance(records, str):
         return [_not(node, quantity, value, f"{value:g}", why, fitted=True)]
     found = noise.noise(records.gradients, _steps(records))
-    right = found.wcnts is not None and abs(found.wcnts / value - 1) <= WCNTS_TOLERANCE
+    apart = math.inf if found.wcnts is None else found.wcnts / value - 1
+    right, short = abs(apart) <= WCNTS_TOLERANCE, found.steps < fitted_on
+    why = f"largest of {found.noisy} noisy steps of {found.steps}, so without an interval"
+    if short and apart <= WCNTS_TOLERANCE:
+        status, why = "too few events", f"{why}; fitted on {fitted_on} steps"
+    else:
+        status, why = "read back" if right else "missed", f"within {WCNTS_TOLERANCE:.0%}; {why}"
     return [
         Line(
             node=node, quantity=quantity, published=value, published_text=f"{value:g}", measured=found.wcnts,
-            steps=found.steps, fitted=True, status="read back" if right else "missed", run=str(records.run.run_id),
-            why=f"within {WCNTS_TOLERANCE:.0%}; largest of {found.noisy} noisy steps of {found.steps}, so without an "
-            "interval",
+            steps=found.steps, fitted=True, status=status, run=str(records.run.run_id), why=why,
         )
     ]  # fmt: skip
 
@@ -387,16 +407,19 @@ def same(check: Check, records: RunRecords) -> bool:
     return not unusable(records) and parity.get("tandem") == __version__ and parity.get("faults") == digest
 
 
-def _order(worst: Mapping[str, float]) -> Line:
+def _order(lines: Sequence[Line]) -> Line:
     names = ("node 11", "node 1", "node 4")
     quantity, text = "order of the WCNTS", "node 11 > node 1 > node 4"
+    worst = {line.node: line.measured for line in lines if line.measured is not None}
     missing = [name for name in names if name not in worst]
     if missing:
         return _not("nodes 11, 1, 4", quantity, 0.0, text, f"no WCNTS of {', '.join(missing)}", fitted=True)
-    right = worst["node 11"] > worst["node 1"] > worst["node 4"]
+    status = "read back" if worst["node 11"] > worst["node 1"] > worst["node 4"] else "missed"
+    if any(line.status == "too few events" for line in lines):
+        status = "too few events"
     return Line(
-        node="nodes 11, 1, 4", quantity=quantity, published=0.0, published_text=text, fitted=True,
-        status="read back" if right else "missed", why=", ".join(f"{n}: {worst[n]:.3f}" for n in names),
+        node="nodes 11, 1, 4", quantity=quantity, published=0.0, published_text=text, fitted=True, status=status,
+        why=", ".join(f"{n}: {worst[n]:.3f}" for n in names),
     )  # fmt: skip
 
 

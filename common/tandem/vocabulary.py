@@ -132,6 +132,8 @@ class ControlName(StrEnum):
     TRANSPORT = "transport"
     RESUMED = "resumed"
     """Not a check: the attempt went on from a checkpoint of the step in its row (training, fine-tuning)."""
+    RUN_AHEAD = "run_ahead"
+    """Not a check: how many steps ran ahead of the comparison, with the memory that decided (training, fine-tuning)."""
     CLOSING = "closing"
 
 

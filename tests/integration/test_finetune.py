@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
+from tests.chains import fused_logits, weights
+from tests.finetune_table import check_json, check_page
 from tests.pairs import Outcome, clean_end, profile, run_pair
 from tests.quiz import write_quiz
 
 from tandem.answers import results
 from tandem.records import EvaluationRecord, RunRecords
-from tandem.spec import RunSpec
+from tandem.spec import ModelConfig, RunSpec, resolve
 from tandem.summary import summarise
 from tandem.verdict import decide
 from tandem.vocabulary import Arm, Verdict
@@ -96,6 +99,48 @@ def test_answers_are_a_finding_also_where_the_parameters_are_equal(healthy: Outc
     wrong = msgspec.structs.replace(records.evaluations[at], scores=[0.0, *records.evaluations[at].scores[1:]])
     records.evaluations = [*records.evaluations[:at], wrong, *records.evaluations[at + 1 :]]
     assert decide(records).verdict is Verdict.MISMATCH
+
+
+def test_the_table_is_that_of_the_stored_answers(healthy: Outcome, corrupt: Outcome) -> None:
+    for records, steps in ((healthy.records, (4, 6)), (corrupt.records, (6,))):
+        check_json(records, steps)
+        check_page(records, 6)
+
+
+def test_scores_are_those_of_the_raw_parameters(settings: dict[str, Any]) -> None:
+    """By a model written apart, from the question files and the parameters that training left on each side."""
+    spec = RunSpec(fault="x.toml", compute="float32", **{**settings, "steps": 3})
+    outcome = run_pair(spec, STRONG)
+    clean_end(outcome)
+    model, _ = resolve(spec)
+    lines = [
+        json.loads(line) | {"task": path.stem}
+        for path in settings["questions"]
+        for line in path.read_text().splitlines()
+    ]
+    for arm, side in ((Arm.REFERENCE, outcome.reference), (Arm.SUSPECT, outcome.suspect)):
+        params = weights(model, spec.tp, side.machine.slots)
+        held_out = answers(outcome.records, arm, 3)
+        assert 0 < len(held_out) < len(lines)
+        for line in (x for x in lines if (x["task"], x["id"]) in held_out):
+            row = held_out[line["task"], line["id"]]
+            expected = [score(model, params, line, choice) for choice in line["choices"]]
+            np.testing.assert_allclose(row.scores, expected, rtol=0, atol=5e-5)
+            assert row.answer == line["answer"]
+            assert row.chosen == int(np.argmax(row.scores))
+    both = [answers(outcome.records, arm, 3) for arm in (Arm.REFERENCE, Arm.SUSPECT)]
+    apart = max(abs(np.subtract(both[0][key].scores, both[1][key].scores)).max() for key in both[0])
+    assert apart > 5e-4, "else one side's parameters would do for the other"
+
+
+def score(model: ModelConfig, params: dict[str, np.ndarray], line: dict[str, Any], choice: str) -> float:
+    """Mean log-likelihood of the choice's bytes after the prompt."""
+    context = f"{line['context']}\n\n" if line["context"] else ""
+    prompt = f"{context}Question: {line['question']}\nAnswer:".encode()
+    tokens = np.frombuffer(prompt + f" {choice}".encode(), np.uint8).astype(np.int32)
+    logits = np.asarray(fused_logits(model, params, tokens[None, :-1])[0], np.float64)
+    likely = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return float(likely[np.arange(len(prompt) - 1, len(tokens) - 1), tokens[len(prompt) :]].mean())
 
 
 @pytest.mark.parametrize("arm", [Arm.REFERENCE, Arm.SUSPECT])

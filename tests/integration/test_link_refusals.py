@@ -189,7 +189,7 @@ def test_garbage_from_the_attached_peer_gets_it_refused_by_name(seed: int) -> No
         ([[head(f.Tensor(1, 1, 0, "full", 0, 0, "uint8", [2**39], DIGEST), seq=1), bytes(f.CHUNK)]], "limit"),
         (
             [
-                [head(f.Tensor(1, 1, 0, "full", 0, 0, "uint8", [2**21], DIGEST), seq=1), bytes(f.CHUNK)],
+                [head(f.Tensor(1, 1, 0, "full", 0, 0, "uint8", [2 * f.CHUNK], DIGEST), seq=1), bytes(f.CHUNK)],
                 [head(f.Ready(1), seq=2)],
             ],
             "inside a tensor",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from quiz import write_quiz
-from real_inputs import mistral_tokenizer, smollm2_dir
+from real_inputs import mistral_tokenizer, smollm2_dir, task_files
 from tandem.errors import DataError
 from tandem_worker.questions.encode import encode
 from tandem_worker.questions.opened import open_questions
@@ -26,14 +25,6 @@ def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     if request.param == "mistral":
         return mistral_tokenizer(), VOCABULARY["mistral"]
     return smollm2_dir(tmp_path_factory.mktemp("real")) / "tokenizer.json", VOCABULARY["smollm2"]
-
-
-def task_files() -> list[Path]:
-    folder = os.environ.get("TANDEM_MCQA_DIR")
-    files = sorted(Path(folder).glob("*.jsonl")) if folder else []
-    if not files:
-        pytest.skip("TANDEM_MCQA_DIR names no folder with task files")
-    return files
 
 
 def whole_texts_agree(questions: list[Question], path: Path, vocab: int, scoring: Scoring) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
-from raw_runs import STEPS, TP, RawRun, gradient_run, submodule_run, training_run
+from finetune_table import check_json, check_page, table
+from pages import cells, strip, value
+from raw_runs import STEPS, TP, RawRun, finetune_run, gradient_run, submodule_run, training_run
 from tandem.report.run_page import render
 from tandem.vocabulary import Phase
 
@@ -19,26 +19,6 @@ RESUMED = training_run(resumed=True)
 PAGE1, PAGE2, PAGE3, PAGE4 = (render(run.records) for run in (RQ1, RQ2, RQ3, RESUMED))
 DIGITS = 2e-3
 """A shown number is rounded to three significant digits or more."""
-
-
-def cells(text: str, label: str) -> list[list[str]]:
-    """The body rows of the table whose region has that name."""
-    found = re.search(rf'aria-label="{re.escape(label)}"[^>]*><table.*?<tbody>(.*?)</tbody>', text, re.DOTALL)
-    assert found, label
-    rows = re.findall(r"<tr.*?</tr>", found[1], re.DOTALL)
-    texts = ([re.sub(r"<small>.*?</small>|<[^>]+>", "", c) for c in re.findall(r"<t[hd].*?</t[hd]>", r)] for r in rows)
-    return [[html.unescape(text).strip() for text in row] for row in texts]
-
-
-def value(text: str) -> float:
-    return math.nan if text in ("–", "-", "") else float(text.replace(",", ""))
-
-
-def strip(text: str, label: str) -> str:
-    """A number of the strip under the verdict."""
-    found = re.search(rf"<dt>{re.escape(label)}(?:<small>.*?</small>)?</dt><dd>(.*?)</dd>", text)
-    assert found, label
-    return found[1]
 
 
 def bits_of(run: RawRun) -> Iterator[tuple[tuple, np.ndarray, np.ndarray, np.ndarray]]:
@@ -296,8 +276,21 @@ def test_drift_of_parameter_groups(arm: str) -> None:
             assert value(n) == pytest.approx(expected, rel=0.06)
 
 
+# -- RQ3, fine-tuning ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_accuracy_disagreement_and_their_paired_comparison(seed: int) -> None:
+    records = finetune_run(seed)
+    check_json(records, (20, 40))
+    check_page(records, 40)
+
+
 def test_the_sample_is_what_it_says() -> None:
     """The runs differ where they are made to, else the tests above would compare nothing."""
     assert {rank for (_, _, rank), *_, mask in bits_of(RQ1) if mask.any()} == {1}
     assert {site.phase for (_, site, _), *_, mask in bits_of(RQ2) if mask.any()} == {Phase.BWD}
     assert TP == 2
+    arms = [table(finetune_run(seed).evaluations, 40)["", arm] for seed in range(3) for arm in ("suspect", "baseline")]
+    for count in ("other", "only_arm", "only_reference", "equal_scores", "missing", "unanswered"):
+        assert sum(getattr(row, count) for row in arms) > 0, count

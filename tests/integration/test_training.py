@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from tests.pairs import Outcome, clean_end, prepared, profile, run_pair
@@ -18,9 +20,12 @@ from tandem.spec import RunSpec
 from tandem.summary import summarise
 from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
+from tandem_worker.drift.checkpoints import check_start, content_digest, read_saved
+from tandem_worker.drift.room import Room, state_bytes
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.init import step_inputs
 from tandem_worker.model.layout import groups
+from tandem_worker.model.whole import LOSS
 from tandem_worker.session.reference import ReferenceSession
 from tandem_worker.session.suspect import SuspectSession
 
@@ -253,6 +258,91 @@ def test_checkpoints_that_cannot_be_used_are_refused_before_the_run(tmp_path: Pa
     (tmp_path / "suspect" / "2" / "_CHECKPOINT_METADATA").write_text("{")
     with pytest.raises(CheckpointError, match="cut off, or was not written by Tandem"):
         pair(tmp_path, 4, resume=True, fault=False)
+
+
+# -- from one checkpoint -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("side", ["reference", "suspect"])
+def test_both_sides_start_from_one_checkpoints_weights(tmp_path: Path, side: str) -> None:
+    """Also from the suspect's, which differ from the reference's: the new pair is healthy and equal all the same."""
+    before = pair(tmp_path, 4, resume=False, fault=True)
+    clean_end(before)
+    session = {"reference": before.reference, "suspect": before.suspect}[side]
+    after = run_pair(RunSpec(steps=2, start=tmp_path / side / "4", **SETTINGS))
+    clean_end(after)
+    assert decide(after.records).verdict is Verdict.MATCH, decide(after.records)
+    assert [s.step for s in after.records.steps] == [0, 1, 2]
+    parity = {c.subject: c.detail for c in after.records.controls if c.name is ControlName.PARITY}
+    assert parity["weights"]["reference"] == f"checkpoint {content_digest(tmp_path / side / '4')}"
+    # By hand: the trained weights as they lie in the session that trained them, no moments, the first batch.
+    again = prepared(RunSpec(steps=2, **SETTINGS), Role.REFERENCE, None)
+    flight = session.last  # type: ignore[attr-defined]
+    for slot, value in flight.state(session.plan.persistent).items():
+        array = np.zeros_like(value) if slot.startswith(("mu.", "nu.")) else np.asarray(value)
+        again.machine.slots[slot] = again.machine.put(array)
+    tokens, targets = again.data.batch(1)
+    again.machine.slots.update(step_inputs(tokens, targets, 1, again.machine.chain.mesh))
+    (op,) = again.machine.plan.ops
+    run = again.machine.execute(op, 1, 0)
+    assert losses(after)[1] == (float(np.asarray(run.outputs[op.outputs.index(LOSS)])[0]),) * 2
+    assert losses(after)[1] != losses(before)[1]
+
+
+def test_a_checkpoint_that_cannot_be_started_from_is_refused_before_the_run(tmp_path: Path) -> None:
+    clean_end(pair(tmp_path, 2, resume=False, fault=False))
+    saved = tmp_path / "reference" / "2"
+    with pytest.raises(CheckpointError, match=r"is missing: give the folder of one step, such as .*/reference/100"):
+        run_pair(RunSpec(steps=1, start=tmp_path / "reference" / "3", **SETTINGS))
+    with pytest.raises(CheckpointError, match="of another spec: its tp differs"):
+        check_start(saved, {"model": read_saved(saved).fields["model"], "tp": "1"})
+    data = max((p for p in saved.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    data.write_bytes(data.read_bytes()[: data.stat().st_size // 2])
+    with pytest.raises(CheckpointError, match="cut off or damaged"):
+        run_pair(RunSpec(steps=1, start=saved, **SETTINGS))
+
+
+# -- memory --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("free", "ahead"), [(1 << 40, 1), (0, 0)])
+def test_where_memory_is_short_no_step_runs_ahead_and_the_bits_are_the_same(free: int, ahead: int) -> None:
+    """Counted in live buffers: two states a side where nothing runs ahead, three where a step does."""
+    most: dict[Role, int] = {}
+    """Bytes beside what lies there before the run, which one state is part of."""
+
+    def count(machine: Machine, role: Role) -> None:
+        run, devices = machine.run, set(machine.chain.mesh.devices.flat)
+
+        def alive() -> int:
+            found = (a for a in jax.live_arrays() if not a.is_deleted() and a.devices() <= devices)
+            return sum(a.nbytes for a in found)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            made = run(*args, **kwargs)
+            most[role] = max(most.get(role, 0), alive() - before)
+            return made
+
+        gc.collect()
+        before, machine.run = alive(), counted  # type: ignore[method-assign]
+
+    def tamper(reference: ReferenceSession, suspect: SuspectSession) -> None:
+        reference.look = lambda: Room(100, 10, free, "host")  # type: ignore[attr-defined]
+        for side, role in ((reference, Role.REFERENCE), (suspect, Role.SUSPECT)):
+            count(side.machine, role)
+
+    outcome = run_pair(RunSpec(steps=6, **SETTINGS), tamper=tamper)
+    clean_end(outcome)
+    assert decide(outcome.records).verdict is Verdict.MATCH, decide(outcome.records)
+    (row,) = [c for c in outcome.records.controls if c.name is ControlName.RUN_AHEAD]
+    assert (row.ok, row.detail) == (
+        True,
+        {"steps": ahead, "state_bytes": 100, "working_bytes": 10, "free_bytes": free, "memory": "host"},
+    )
+    state = outcome.reference.plan.tp * state_bytes(outcome.reference.plan)
+    for role in Role:
+        assert (1 + ahead) * state <= most[role] < (1.5 + ahead) * state
+    assert final_digests(outcome) == final_digests(run_pair(RunSpec(steps=6, **SETTINGS)))
 
 
 # -- the baseline --------------------------------------------------------------------------------

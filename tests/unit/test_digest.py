@@ -6,13 +6,14 @@ from functools import partial
 from itertools import product
 
 import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem_worker.digest import LANES, fmix32, lanes, lanes_numpy, weights
+from tandem_worker.digest import LANES, TOGETHER, fmix32, lanes, lanes_numpy, many_lanes, weights
 
 DTYPES = [np.float32, ml_dtypes.bfloat16, np.float16, np.int32, np.uint32, np.int8]
 WIDE = 65536
@@ -41,6 +42,19 @@ def test_device_and_host_agree_and_one_or_two_reductions_do(shape: tuple[int, ..
     assert host.dtype == np.uint32
     for program in on_device.values():
         assert np.array_equal(np.asarray(program(x)), host)
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 3 * TOGETHER))
+def test_many_tensors_at_once_have_the_digests_that_each_has_alone(seed: int, count: int) -> None:
+    """Shapes and dtypes mixed, so that those with as many rows do not stand together."""
+    rng = np.random.default_rng(seed)
+    shapes = [(), (5,), (3, 4), (2, 3, 4), (3, 1), (6, 2)]
+    tensors = [
+        random_bits(rng, shapes[rng.integers(len(shapes))], DTYPES[rng.integers(len(DTYPES))]) for _ in range(count)
+    ]
+    found = many_lanes([jnp.asarray(x) for x in tensors])
+    assert np.array_equal(np.asarray(found), np.stack([lanes_numpy(x) for x in tensors]))
 
 
 def test_the_digest_sees_shape_and_order_not_memory_layout() -> None:

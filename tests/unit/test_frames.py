@@ -40,8 +40,8 @@ def values(kind: inspect.Type) -> st.SearchStrategy[Any]:
             return st.text(st.characters(codec="utf-8"), max_size=min(high or 0, 40))
         case inspect.BytesType(min_length=low, max_length=high):
             return st.binary(min_size=low or 0, max_size=min(high or 0, 40))
-        case inspect.ListType(item_type=item):
-            return st.lists(values(item), max_size=3)
+        case inspect.ListType(item_type=item, min_length=low):
+            return st.lists(values(item), min_size=low or 0, max_size=3)
         case inspect.TupleType(item_types=items):
             return st.tuples(*map(values, items))
         case inspect.DictType(key_type=key, value_type=value):

@@ -70,14 +70,25 @@ def check(text: str, outputs: int) -> None:
 )
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_digest_reads_the_returned_tensor(name: str, synthetic: bool) -> None:
-    training = Training(sequence=16)
     model = TIED if name in ("embed.update", "head.bwd") and synthetic else MODEL
-    plan = make_plan(model, training, 2)
+    check(*compiled(name, model, 2, synthetic=synthetic))
+
+
+@pytest.mark.parametrize("name", ["attn.update", "ffn.bwd", "grad_norm"])
+def test_so_it_does_where_there_is_one_rank(name: str) -> None:
+    """There the compiler knows every rank's number, and folds what depends on it."""
+    check(*compiled(name, MODEL, 1, synthetic=False))
+
+
+def compiled(name: str, model: ModelConfig, ranks: int, *, synthetic: bool) -> tuple[str, int]:
+    """Optimised text of a program, and how many outputs it has."""
+    training = Training(sequence=16)
+    plan = make_plan(model, training, ranks)
     op = example_ops(plan)[name]
     inputs, outputs = ([plan.slots[s] for s in slots] for slots in (op.inputs, op.outputs))
     compute = injected(name, bodies(plan, model, training)[name], outputs)
-    program = compile_program(name, compute, inputs, make_mesh(2), len(outputs) + 1 if synthetic else 0)
-    check(program.compiled.as_text(), len(outputs))
+    program = compile_program(name, compute, inputs, make_mesh(ranks), len(outputs) + 1 if synthetic else 0)
+    return program.compiled.as_text(), len(outputs)
 
 
 def test_checker_sees_a_recomputed_copy() -> None:

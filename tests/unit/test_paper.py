@@ -142,8 +142,8 @@ def test_an_inconclusive_run_measures_nothing() -> None:
     assert not same(NODE_11, records)
 
 
-def noisy(worst: float) -> RunRecords:
-    records = with_classes({}, 10, 50)
+def noisy(worst: float, steps: int = 200) -> RunRecords:
+    records = with_classes({}, 10, steps)
     rows = [
         GradientRecord(
             run_id=records.run.run_id, attempt=1, step=step, leaf="", noise=worst / step, signal=1.0, suspect=1.0,
@@ -164,6 +164,32 @@ def test_wcnts_and_its_order(values: tuple[float, float, float], missed: int) ->
     found = paper(done, quick=False)
     assert len(found.missed) == missed
     assert [line.measured for line in found.lines if line.quantity == "WCNTS"] == list(values)
+
+
+def test_a_shorter_run_can_show_too_large_a_wcnts_and_no_right_one() -> None:
+    """Its largest ratio is that of fewer steps than the profile was fitted on."""
+    short = {
+        CHECK["node-11", Workload.GRADIENT]: noisy(0.051, 40),
+        CHECK["node-1", Workload.GRADIENT]: noisy(0.001, 40),
+    }
+    short[CHECK["node-4", Workload.GRADIENT]] = noisy(0.03, 40)
+    found = [line for line in paper(short, quick=False, most=40).lines if "WCNTS" in line.quantity]
+    assert [line.status for line in found] == ["too few events", "too few events", "missed", "too few events"]
+    assert [line.measured for line in found[:3]] == [0.051, 0.001, 0.03]
+    assert "fitted on 200 steps" in found[0].why
+
+
+@pytest.mark.parametrize("most", [None, 1, 12, 42, 300, 10_000])
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_run_is_cut_to_what_was_asked_or_left_out_with_its_reason(quick: bool, most: int | None) -> None:
+    for check in CHECKS:
+        steps, why = check.length(quick=quick, most=most), check.why_left_out(quick=quick, most=most)
+        full = check.quick if quick else check.steps
+        assert steps == (min(full, most or full) if min(full, most or full) >= check.least else 0)
+        assert bool(why) == (steps == 0)
+        if steps:
+            assert check.spec(quick=quick, most=most).steps == steps
+    assert "42 steps" in CHECK["node-6", Workload.SUBMODULE].why_left_out(quick=False, most=12)
 
 
 def whole() -> dict[object, object]:

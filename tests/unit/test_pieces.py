@@ -21,15 +21,17 @@ from tandem_worker.lockstep import pieces
 from tandem_worker.lockstep.machine import Execution
 from tandem_worker.lockstep.pieces import Exchange
 from tandem_worker.lockstep.reference import TRIES, Reference
-from tandem_worker.lockstep.transfer import piece_digest
+from tandem_worker.lockstep.transfer import WORDS, piece_digest
 
+Changed = Callable[[tuple[int, int, int], int], bool]
+"""Whether an answer about (output, rank, start) arrives changed, and which time it is."""
 DTYPES = ("float32", "bfloat16")
 
 
 class Pair:
     """The reference as `Exchange` sees it, and a suspect that answers at once, in order."""
 
-    def __init__(self, sizes: list[int], exchange_bytes: int, changed: Callable[[f.Want, int], bool]) -> None:
+    def __init__(self, sizes: list[int], exchange_bytes: int, changed: Changed) -> None:
         rng = np.random.default_rng(len(sizes))
         sites = tuple(
             Site(i, Phase.BWD, Module.ATTN, i, "dw.wq", (size,), DTYPES[i % 2]) for i, size in enumerate(sizes)
@@ -51,16 +53,16 @@ class Pair:
         self._queue: deque[tuple[f.Tensor, np.ndarray]] = deque()
 
     def _answer(self, want: f.Want) -> None:
-        place = (want.index, want.rank, want.start)
+        index, rank, start, _ = want.parts[0]
+        place = (index, rank, start)
         self._times[place] = self._times.get(place, 0) + 1
-        value = self.theirs[want.index][want.rank][want.start : want.start + want.count]
+        raw = [self.theirs[o][r][begin : begin + count].tobytes() for o, r, begin, count in want.parts]
+        value = np.frombuffer(b"".join(raw), np.uint8)
         digest = piece_digest(value)
-        if self._changed(want, self._times[place]):
+        if self._changed(place, self._times[place]):
             value = value.copy()
-            value.view(np.uint8)[0] ^= 1
-        frame = f.Tensor(
-            1, 0, 0, "piece", want.index, want.rank, str(value.dtype), list(value.shape), digest, want.start
-        )
+            value[0] ^= 1
+        frame = f.Tensor(1, 0, 0, "piece", index, rank, "uint8", [value.size], digest, start)
         self._queue.append((frame, value))
         self.most = max(self.most, sum(v.nbytes for _, v in self._queue))
 
@@ -92,25 +94,37 @@ def test_pieces_are_the_tensors(
     """Some pieces arrive changed the first time, while later ones are under way already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE", piece)
-        pair = Pair(sizes, exchange_bytes, lambda want, time: time == 1 and (want.index, want.rank, want.start) in bad)
+        pair = Pair(sizes, exchange_bytes, lambda place, time: time == 1 and place in bad)
         pair.fetch()
     assert pair.transport == [True] * len(pair.transport)
     assert pair.most <= exchange_bytes
 
 
 def test_what_arrives_changed_every_time_ends_the_pair() -> None:
-    pair = Pair([10], 64, lambda want, _: want.start == 8 and want.rank == 1)
+    pair = Pair([10], 64, lambda place, _: place == (0, 1, 6))
     with pytest.raises(LinkError, match=f"changed {TRIES} times"):
         pair.fetch()
     assert pair.transport == [False]
 
 
-def test_several_small_tensors_are_under_way_at_once() -> None:
-    pair = Pair([8] * 10, 1 << 20, lambda *_: False)
+def test_small_tensors_share_a_piece_and_several_are_under_way() -> None:
+    pair = Pair([8] * 10, 96, lambda *_: False)
     exchange = Exchange(cast("Reference", pair), pair.run, [(output, 0) for output in range(10)])
-    first = exchange.pieces(0, 0)
-    next(first)
-    assert len(cast("Any", pair)._queue) == 9
+    list(exchange.pieces(0, 0))
+    (waiting, _), *more = cast("Any", pair)._queue
+    assert (waiting.index, waiting.start, more) == (2, 0, [])
+    for output in range(1, 10):
+        list(exchange.pieces(output, 0))
+
+
+def test_digests_of_pieces_tell_any_changed_byte() -> None:
+    value = np.random.default_rng(0).integers(0, 256, 3 * 8 * WORDS + 11, np.uint8)
+    told = {piece_digest(value), piece_digest(value[:-1])}
+    for place in range(0, value.size, 999):
+        value[place] ^= 64
+        told.add(piece_digest(value))
+        value[place] ^= 64
+    assert len(told) == 2 + len(range(0, value.size, 999))
 
 
 def test_a_piece_of_another_size_is_refused() -> None:

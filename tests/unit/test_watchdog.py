@@ -7,11 +7,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tandem.vocabulary import POD_EXIT_INCONCLUSIVE
 from tandem_worker.link.state import Activity, Own, Peer, PeerState, Progress

@@ -114,6 +114,10 @@ class Program(Protocol):
     fingerprint: str
     """Digest of the optimised executable; equal on both sides of a valid pair."""
 
+    @property
+    def working_bytes(self) -> int:
+        """Bytes that one rank needs beside inputs and outputs; 0 where the compiler does not say."""
+
     def __call__(self, inputs: Sequence[Any], fault: Any | None = None) -> tuple[tuple[Any, ...], Any, Any | None]: ...
 
 

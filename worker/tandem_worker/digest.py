@@ -41,6 +41,7 @@ The weights are public: the digest guards against faults, not against an adversa
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TypeVar
 
@@ -52,6 +53,8 @@ from jax import lax
 
 U32 = TypeVar("U32", jax.Array, npt.NDArray[np.uint32])
 LANES = 2
+TOGETHER = 32
+"""Tensors whose rows' sums are mixed in one go."""
 _ROW, _COUNT = 0x9E3779B9, 0x85EBCA77
 _KEYS = (0x243F6A88, 0x13198A2E)
 """``k_0, k_1``: first digits of pi."""
@@ -79,19 +82,76 @@ def lanes(x: jax.Array, *, variadic: bool | None = None) -> jax.Array:
     if variadic is None:
         variadic = jax.default_backend() != "tpu"
     rows, columns = _rows(x.shape)
-    b = words(x).reshape(rows, columns)
-    products = [m * jnp.asarray(weights(columns)[lane]) for lane, m in enumerate(_premix(b, x.dtype.itemsize))]
-    if variadic:
-        zero = np.uint32(0)
-        sums = lax.reduce(products, [zero, zero], lambda a, p: [a[0] + p[0], a[1] + p[1]], (1,))
-    else:
-        sums = [jnp.sum(p, axis=1, dtype=jnp.uint32) for p in products]
+    sums = _row_sums(x, variadic=variadic)
     row = jnp.arange(rows, dtype=jnp.uint32) * np.uint32(_ROW)
     out = []
     for key, s in zip(_KEYS, sums, strict=True):
         total = jnp.sum(fmix32(s + fmix32(row + np.uint32(key))), dtype=jnp.uint32)
-        out.append(fmix32(total + np.uint32((rows * columns * _COUNT + key) & 0xFFFFFFFF)))
+        out.append(fmix32(total + _count(rows, columns, key)))
     return jnp.stack(out)
+
+
+def many_lanes(tensors: Sequence[jax.Array]) -> jax.Array:
+    """`lanes` of many tensors, bit for bit, with few operations beside one pass over each.
+
+    The sums over the rows of tensors with as many rows are mixed together, `TOGETHER` tensors at a time. A whole step
+    of a model with 30 layers has a thousand outputs; their own mixing, in five kernels each, was half of what XLA:CPU
+    had to compile.
+
+    Returns:
+        u32 ``[n, 2]``.
+
+    Raises:
+        ValueError, TypeError: as `lanes`.
+    """
+    alike: dict[int, list[int]] = {}
+    for i, x in enumerate(tensors):
+        alike.setdefault(_rows(x.shape)[0], []).append(i)
+    order: list[int] = []
+    parts: list[jax.Array] = []
+    for rows, members in alike.items():
+        for at in range(0, len(members), TOGETHER):
+            some = members[at : at + TOGETHER]
+            order += some
+            parts.append(_mixed([tensors[i] for i in some], rows))
+    places = np.argsort(np.asarray(order))
+    joined = jnp.concatenate(parts) if len(parts) > 1 else parts[0]
+    return joined if (places[:-1] < places[1:]).all() else joined[places]
+
+
+def _mixed(tensors: Sequence[jax.Array], rows: int) -> jax.Array:
+    """Digests u32 ``[n, 2]`` of tensors that all have ``rows`` rows."""
+    sums = [_row_sums_once(x) for x in tensors]
+    row = jnp.arange(rows, dtype=jnp.uint32) * np.uint32(_ROW)
+    out = []
+    for lane, key in enumerate(_KEYS):
+        stacked = jnp.stack([s[lane] for s in sums])
+        total = jnp.sum(fmix32(stacked + fmix32(row + np.uint32(key))), axis=1, dtype=jnp.uint32)
+        counts = np.asarray([_count(rows, _rows(x.shape)[1], key) for x in tensors], np.uint32)
+        out.append(fmix32(total + counts))
+    return jnp.stack(out, axis=1)
+
+
+def _row_sums(x: jax.Array, *, variadic: bool) -> list[jax.Array]:
+    """Per lane the weighted sum of each row: u32 ``[rows]``."""
+    rows, columns = _rows(x.shape)
+    b = words(x).reshape(rows, columns)
+    products = [m * jnp.asarray(weights(columns)[lane]) for lane, m in enumerate(_premix(b, x.dtype.itemsize))]
+    if not variadic:
+        return [jnp.sum(p, axis=1, dtype=jnp.uint32) for p in products]
+    zero = np.uint32(0)
+    return list(lax.reduce(products, [zero, zero], lambda a, p: [a[0] + p[0], a[1] + p[1]], (1,)))
+
+
+@jax.jit
+def _row_sums_once(x: jax.Array) -> list[jax.Array]:
+    """`_row_sums`, traced once for each shape and dtype."""
+    return _row_sums(x, variadic=True)
+
+
+def _count(rows: int, columns: int, key: int) -> np.uint32:
+    """What the number of elements adds to a lane."""
+    return np.uint32((rows * columns * _COUNT + key) & 0xFFFFFFFF)
 
 
 def lanes_numpy(x: np.ndarray) -> npt.NDArray[np.uint32]:
@@ -105,7 +165,7 @@ def lanes_numpy(x: np.ndarray) -> npt.NDArray[np.uint32]:
     for lane, (key, m) in enumerate(zip(_KEYS, _premix(b, x.dtype.itemsize), strict=True)):
         s = (m * weights(columns)[lane]).sum(axis=1, dtype=np.uint32)
         total = fmix32(s + fmix32(row + np.uint32(key))).sum(dtype=np.uint32, keepdims=True)
-        out[lane] = fmix32(total + np.uint32((rows * columns * _COUNT + key) & 0xFFFFFFFF))[0]
+        out[lane] = fmix32(total + _count(rows, columns, key))[0]
     return out
 
 

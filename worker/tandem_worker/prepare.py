@@ -10,6 +10,7 @@ from tandem.spec import ModelConfig, RunSpec, Training, choose_preset, resolve
 from tandem.vocabulary import Role, Workload
 from tandem_worker.compiled import compiled_once
 from tandem_worker.data import Stream, open_data
+from tandem_worker.heap import prepare_heap
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.weights import check_weights, read_config, weights_digest
 from tandem_worker.questions.evaluation import Evaluation
@@ -90,6 +91,7 @@ def prepare(
     from tandem_worker.drift import checkpoints
     from tandem_worker.drift.held_out import HeldOut
     from tandem_worker.drift.parts import DriftParts, NoEvaluation
+    from tandem_worker.drift.room import state_bytes
     from tandem_worker.lockstep.machine import Machine
     from tandem_worker.model.build import build_chain
     from tandem_worker.model.init import place, random_parameters
@@ -110,6 +112,8 @@ def prepare(
             chain = build_chain(inputs.model, inputs.training, spec.tp, **more)
         else:
             chain = build_whole(inputs.model, inputs.training, spec.tp, spec.workload, **more)
+    if chain.mesh.devices.flat[0].platform == "cpu":
+        prepare_heap(spec.tp * state_bytes(chain.plan))
     machine = Machine(chain, inputs.profile if role is Role.SUSPECT else None)
     report("loading")
 

@@ -25,6 +25,7 @@ from tandem.cli import (
     report,
     run,
     runs,
+    serve,
     show,
     verdict,
 )
@@ -87,6 +88,7 @@ app.command("pair")(pair.pair)
 app.command("watch")(pair.watch)
 app.command("candidates")(candidates.candidates)
 app.command("controller")(controller.controller)
+app.command("serve")(serve.serve)
 app.add_typer(db.app, name="db")
 
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -20,6 +19,7 @@ import typer
 from tandem import formats
 from tandem.cli.output import DbOption, JsonOption, emit_json, say
 from tandem.errors import TandemError
+from tandem.host_memory import available_memory
 from tandem.vocabulary import EXIT_INCONCLUSIVE
 
 Status = Literal["ok", "warn", "fail"]
@@ -172,25 +172,6 @@ def cores_check() -> Check:
     if usable < 2:
         return Check("cores", "warn", f"{usable} of {total}", "two workers share one core: steps take twice as long")
     return Check("cores", "ok", f"{usable} usable of {total} (the affinity is part of parity on CPU)")
-
-
-def available_memory() -> int:
-    """Bytes that new processes may take: what the kernel calls available, or less if a cgroup limits it."""
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    limit, used = _read("/sys/fs/cgroup/memory.max").strip(), _read("/sys/fs/cgroup/memory.current").strip()
-    if limit.isdigit() and used.isdigit():
-        available = min(available, int(limit) - int(used))
-    return max(available, 0)
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text()
-    except OSError:
-        return ""
 
 
 def memory_check() -> Check:

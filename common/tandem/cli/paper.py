@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -9,11 +10,14 @@ import typer
 
 from tandem.cli.output import DbOption, JsonOption, console, database_url, emit_json, note, say
 from tandem.errors import TandemError, UsageError
+from tandem.formats import plural
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH
 
 if TYPE_CHECKING:
     from tandem.paper import Check
     from tandem.records import RunRecords
+    from tandem.spec import RunSpec
+    from tandem.supervisor import Stop
 
 KEPT_RUNS = 500
 """Newest synthetic runs among which one of the same check is looked for."""
@@ -31,6 +35,12 @@ def paper(
     quick: Annotated[
         bool, typer.Option("--quick", help="Short runs: minutes, but few fault events and no gradient noise.")
     ] = False,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Cut each run to so many steps; what they cannot show is left out.", show_default=False
+        ),
+    ] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure anew what an earlier call measured.")] = False,
     db: DbOption = None,
     json: JsonOption = False,
@@ -38,7 +48,8 @@ def paper(
     """Check the instrument: what Tandem reads back from faults of which it is known what they are.
 
     Runs the shipped profiles of the paper's nodes on this machine and puts published and measured values side by side.
-    This is not a reproduction of the paper's hardware. Runs of an earlier call are used again.
+    This is not a reproduction of the paper's hardware. Runs of an earlier call are used again, so a call that was
+    interrupted goes on where it was.
 
     Exit codes: 0 all that was measured is read back, 1 something is not, 2 a run was inconclusive or could not be made.
     """
@@ -48,14 +59,13 @@ def paper(
     if unknown := [name for name in profile or [] if name not in names]:
         raise UsageError(f"no check has the profile {unknown[0]!r}: choose from {', '.join(names)}")
     chosen = [check for check in CHECKS if not profile or check.profile in profile]
-    todo = [check for check in chosen if check.quick or not quick]
     done: dict[Check, RunRecords | str] = {
-        check: "left out of the quick check" for check in chosen if check not in todo
+        check: why for check in chosen if (why := check.why_left_out(quick=quick, most=steps))
     }
+    todo = [check for check in chosen if check not in done]
     with database_url(db) as url:
-        for number, check in enumerate(todo, start=1):
-            done[check] = _measure(check, f"{number} of {len(todo)}", url, quick=quick, fresh=fresh)
-    found = paper({check: done[check] for check in chosen}, quick=quick)
+        done |= _measure_all({check: check.spec(quick=quick, most=steps) for check in todo}, url, fresh=fresh)
+    found = paper({check: done[check] for check in chosen}, quick=quick, most=steps)
     if json:
         emit_json(_json(found))
     elif output == Path("-"):
@@ -82,47 +92,53 @@ def _usable(records: RunRecords | str) -> bool:
     return not unusable(records)
 
 
-def _measure(check: Check, place: str, url: str, *, quick: bool, fresh: bool) -> RunRecords | str:
+def _measure_all(specs: Mapping[Check, RunSpec], url: str, *, fresh: bool) -> dict[Check, RunRecords | str]:
+    """The records of each check, or why there are none.
+
+    Raises:
+        KeyboardInterrupt: a signal asked to stop. What was measured is stored.
+    """
+    from tandem.supervisor import Stop
+
+    done: dict[Check, RunRecords | str] = {}
+    stop = Stop()
+    with stop.on_interrupt():
+        for number, (check, spec) in enumerate(specs.items(), start=1):
+            title = f"{number} of {len(specs)}: {check.profile} · {check.workload} · {plural(spec.steps or 0, 'step')}"
+            done[check] = found = _measure(check, spec, title, url, stop, fresh=fresh)
+            if stop.requests:
+                cut = isinstance(found, str) or len(found.steps) <= (spec.steps or 0)
+                note(f"{number - cut} of {plural(len(specs), 'check')} measured: the same command goes on from there")
+                raise KeyboardInterrupt
+    return done
+
+
+def _measure(check: Check, spec: RunSpec, title: str, url: str, stop: Stop, *, fresh: bool) -> RunRecords | str:
     """The check's records, of an earlier run or a new one; or why there are none."""
     from tandem.fault_files import shipped_profile
     from tandem.progress import Progress
-    from tandem.supervisor import Local, Stop, run_local
+    from tandem.supervisor import Local, run_local
 
-    spec = check.spec(quick=quick)
-    title = f"{place}: {check.profile} · {check.workload} · {formats_steps(spec.steps)}"
     if shipped_profile(Path(check.profile)) is None:
         raise UsageError(f"a file {check.profile!r} lies here and would be taken for the profile: use another folder")
-    if not fresh and (earlier := _earlier(check, url, quick=quick)) is not None:
+    if not fresh and (earlier := _earlier(check, spec, url)) is not None:
         note(f"{title}: measured already, run {earlier.run.run_id}")
         return earlier
-    stop = Stop()
     try:
-        with stop.on_interrupt(), Progress(console(stderr=True), title) as progress:
-            records = run_local(spec, Local(url=url, on_progress=progress.update), stop)
+        with Progress(console(stderr=True), title) as progress:
+            return run_local(spec, Local(url=url, on_progress=progress.update), stop)
     except TandemError as error:
-        if stop.requests:
-            raise KeyboardInterrupt from None
-        note(f"{title}: {error}")
+        if not stop.requests:
+            note(f"{title}: {error}")
         return str(error)
-    if stop.requests:
-        raise KeyboardInterrupt
-    return records
 
 
-def formats_steps(steps: int | None) -> str:
-    """``1,500 steps``."""
-    from tandem.formats import plural
-
-    return plural(steps or 0, "step")
-
-
-def _earlier(check: Check, url: str, *, quick: bool) -> RunRecords | None:
+def _earlier(check: Check, spec: RunSpec, url: str) -> RunRecords | None:
     """A run of the same check by the same Tandem, to its end; the newest."""
     from tandem.db.engine import connect
     from tandem.db.queries import list_runs, load_run
     from tandem.paper import same
 
-    spec = check.spec(quick=quick)
     engine = connect(url)
     try:
         for row in list_runs(engine, KEPT_RUNS, synthetic=True, state="finished", workload=str(check.workload)):

@@ -12,7 +12,7 @@ MARKS = {"read back": "ok", "too few events": "missing", "missed": "failed", "no
 
 def render(paper: Paper) -> str:
     """The page as HTML text."""
-    shown = {"value": _value, "interval": _interval, "origin": _origin}
+    shown = {"value": _value, "interval": _interval, "origin": _origin, "extent": extent}
     return html("paper.html.j2", (), p=paper, headline=headline(paper), marks=MARKS, **shown)
 
 
@@ -26,6 +26,13 @@ def headline(paper: Paper) -> str:
         parts.append(f"{number['missed']} missed")
     parts.append(f"{number['not measured']} not measured")
     return ", ".join(parts)
+
+
+def extent(paper: Paper) -> str:
+    """How much of the check it is."""
+    if paper.most is not None:
+        return f"cut to {formats.plural(paper.most, 'step')} a run"
+    return "quick" if paper.quick else "full"
 
 
 def text_lines(paper: Paper) -> list[str]:
@@ -48,7 +55,7 @@ def text_lines(paper: Paper) -> list[str]:
         f"{formats.percent(paper.confidence)} intervals, each fault event one cluster; "
         f"fewer than {paper.enough_events} independent events are too few; fitted: the profile was fitted to this value"
     ]
-    return [paper.label, "", *table, "", *notes, headline(paper)]
+    return [paper.label, "", f"{extent(paper)} check", *table, "", *notes, headline(paper)]
 
 
 def _value(line: Line) -> str:

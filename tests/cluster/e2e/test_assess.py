@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.bare.tools import free_ports
 from cluster.e2e.installation import NAMESPACE, Tandem
 from cluster.handle import BareCluster
 from cluster.sessions import booted
@@ -33,14 +35,21 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tandem]:
 
 @contextmanager
 def reachable(tandem: Tandem) -> Iterator[BareCluster]:
-    """The cluster with TANDEM_DB in its environment: PostgreSQL by a forwarded port, as whoever may read the Secret."""
+    """The cluster with TANDEM_DB in its environment: PostgreSQL by `kubectl port-forward`, as docs/cli.md says."""
     assert isinstance(tandem.cluster, BareCluster)
-    database = tandem.cluster.get("pods", "--namespace", NAMESPACE, "-l", "app.kubernetes.io/component=postgres")
     held = tandem.cluster.get("secrets", "--namespace", NAMESPACE, "-l", "app.kubernetes.io/component=postgres")
     password = base64.b64decode(held["items"][0]["data"]["password"]).decode()
-    with tandem.cluster.forward(f"{database['items'][0]['status']['podIP']}:5432") as port:
+    (port,) = free_ports(1)
+    words = ["kubectl", "port-forward", "--namespace", NAMESPACE, "service/tandem-postgres", f"{port}:5432"]
+    forward = subprocess.Popen(words, env=tandem.cluster.environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert forward.stdout is not None
+        assert "Forwarding" in forward.stdout.readline()
         tandem.cluster.environment["TANDEM_DB"] = f"postgresql://tandem:{password}@127.0.0.1:{port}/tandem"
         yield tandem.cluster
+    finally:
+        forward.kill()
+        forward.communicate()
 
 
 def test_an_assessment_makes_its_controls_and_pairs_and_says_what_is_missing(three: Tandem, tmp_path: Path) -> None:
@@ -52,8 +61,10 @@ def test_an_assessment_makes_its_controls_and_pairs_and_says_what_is_missing(thr
     with three.quarantined(), reachable(three) as cluster:
         done = cluster.try_run(*words, timeout=2000)
         again = cluster.try_run(*words, timeout=100)
-    told, told_again = (json.loads(each.stdout) for each in (done, again))
+    assert done.stdout, done.stderr
+    assert again.stdout, again.stderr
     assert done.returncode == again.returncode == 2, done.stderr
+    told, told_again = (json.loads(each.stdout) for each in (done, again))
     assert told["runs_made"] == RUNS, done.stderr
     assert told_again["runs_made"] == 0, again.stderr
     assert "too small" in told["ended"]

@@ -39,18 +39,20 @@ class Baseline:
             self._every *= 2
             self.sketches = {s: kept for s, kept in self.sketches.items() if s % self._every == 0}
 
-    def train(self, session: DriftReferenceSession, end: Flight) -> None:
+    def train(self, session: DriftReferenceSession) -> None:
         """Train as many steps as the reference did, store the distance after each, and the exact one after the last.
 
         The suspect waits. Ends early, without the exact distance, if the run is asked to stop.
         """
-        engine, machine = session.reference, session.machine
+        engine, machine, end = session.reference, session.machine, session.last
+        assert end is not None
         seed, last = session.seed + 1, end.step
         final = {
             place: [np.array(machine.shard(end.run.outputs[place], rank)) for rank in range(session.plan.tp)]
             for place in master_outputs(end.run.op)
         }
-        session.last = None
+        # Of the reference's own training only this is needed: the new one takes the place of the rest.
+        session.last = end = None
         machine.slots.clear()
         machine.slots.update(session.parts.fresh(seed))
         data = session.prepared.data

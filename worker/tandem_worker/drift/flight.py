@@ -17,7 +17,10 @@ from tandem_worker.model.sketch import SKETCH
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A step that was started; its outputs are the input of the next and stay until nobody asks for them."""
+    """A step that was started; its outputs are the input of the next and stay until nobody asks for them.
+
+    Until it is settled it keeps the state that it began with, for replays.
+    """
 
     run: Execution
     started: float

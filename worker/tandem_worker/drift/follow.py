@@ -43,9 +43,9 @@ class DriftSuspectSession(DriftSession, SuspectSession):
             match frame:
                 case f.Begin(step=0, sync=sync):
                     self._step(0, sync)
-                case f.Begin(step=step):
+                case f.Begin(step=step, settled=settled):
                     self.load(step)
-                    self.suspect.launch(step)
+                    self.suspect.launch(step, settled)
                 case f.Control(step=step):
                     self.suspect.drain()
                     self._control_after(step)
@@ -89,6 +89,7 @@ class DriftSuspectSession(DriftSession, SuspectSession):
     def _finish(self) -> None:
         self.suspect.drain()
         if self.last is not None:
+            self.suspect.settle(self.last.step)
             self.after(self.last, last=True)
             self._control_after(self.last.step)
             self._report_self_replay(self.last.step, "end")

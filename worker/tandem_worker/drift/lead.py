@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,9 @@ from tandem.vocabulary import Arm, ControlName, Role, SyncMode
 from tandem_worker.drift.baseline import Baseline
 from tandem_worker.drift.drifts import Drifts, parameter_bytes
 from tandem_worker.drift.flight import Flight, arrived_whole, sketch_shape
+from tandem_worker.drift.measure import look
 from tandem_worker.drift.reference import DriftReference, Unequal
+from tandem_worker.drift.room import Room
 from tandem_worker.drift.session import DriftSession
 from tandem_worker.drift.sketch import Sketch
 from tandem_worker.link import frames as f
@@ -22,9 +24,6 @@ from tandem_worker.lockstep.reference import Reference
 from tandem_worker.model.whole import GRAD_NORM, LOSS
 from tandem_worker.questions.evaluation import Scored
 from tandem_worker.session.reference import ReferenceSession
-
-AHEAD = 1
-"""Steps that are started while the one before is not settled yet: the devices never wait for the comparison."""
 
 
 class DriftReferenceSession(DriftSession, ReferenceSession):
@@ -50,6 +49,8 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         self._measured = 0
         """Last step whose drift was measured exactly."""
         self._settled_at = self._link_bytes = 0.0
+        self.look: Callable[[], Room] = lambda: look(self.machine.chain, 1 if self.suspect_node else 2)
+        """What memory there is. Outside a cluster both sides are taken to be on one machine."""
 
     def _engine(self) -> type[Reference]:
         return DriftReference
@@ -80,7 +81,7 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
             self._record_self_replay(self.last.step, "end")
             self.after(self.last, last=True)
         if self.baseline is not None and self.last is not None and self.inbox.stop_reason is None:
-            self.baseline.train(self, self.last)
+            self.baseline.train(self)
         return reason
 
     # -- resuming --------------------------------------------------------------------------------
@@ -148,13 +149,14 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
 
     def _train(self, done: int) -> None:
         """Every step after ``done``, and the exact drift of the last one."""
-        engine = self.reference
+        engine, ahead = self.reference, self._run_ahead()
         self._settled_at, self._link_bytes = time.monotonic(), self.hooks.counters()
         step = done
         while not self._done(step):
             step += 1
             self.load(step)
-            self.channel.send(f.Begin(step=step, sync=SyncMode.NONE))
+            settled = self.last.step if self.last is not None else 0
+            self.channel.send(f.Begin(step=step, sync=SyncMode.NONE, settled=settled))
             engine.launch(step)
             if step == done + 1:
                 self._settle()
@@ -162,13 +164,23 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
                 self.channel.send(f.Control(step=step))
                 self._control_after(self.last, ControlName.POSITIVE_START)
                 self._settled_at, self._link_bytes = time.monotonic(), self.hooks.counters()
-            while len(engine.pending) > AHEAD:
+            while len(engine.pending) > ahead:
                 self._settle()
             self.hooks.progress("step")
         while engine.pending:
             self._settle()
         if self.last is not None and self._unequal and self._measured < self.last.step:
             self._exact(self.last)
+
+    def _run_ahead(self) -> int:
+        """How many steps may run ahead, with what decided it stored."""
+        room = self.look()
+        self.ledger.control(
+            ControlName.RUN_AHEAD, Role.REFERENCE, 0, "", True,
+            steps=room.ahead, state_bytes=room.state, working_bytes=room.working, free_bytes=room.free,
+            memory=room.source,
+        )  # fmt: skip
+        return room.ahead
 
     def _settle(self) -> None:
         """Compare and store the oldest step under way."""

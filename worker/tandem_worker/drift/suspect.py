@@ -29,11 +29,15 @@ class DriftSuspect(Suspect):
         """Told after each report."""
         self.send_faults: Callable[[int, list[f.FaultEntry]], None] = lambda *_: None
 
-    def launch(self, step: int) -> None:
-        """Start a step. That the reference asks for it says that all but the one before are settled."""
-        for settled in [s for s in self.flights if s < step - 1]:
-            del self.flights[settled]
+    def launch(self, step: int, settled: int) -> None:
+        """Start a step; the reference says which ones are settled, before this one needs their memory."""
+        self.settle(settled)
         self.flights[step] = launch(self, step)
+
+    def settle(self, last: int) -> None:
+        """Steps up to ``last`` will not be asked about."""
+        for step in [s for s in self.flights if s <= last]:
+            self.flights.pop(step).settled()
 
     def digest_ready(self, execution: Execution) -> None:
         flight = self.flights.get(execution.step)

@@ -18,7 +18,7 @@ from tandem_worker.link.keys import Endpoint, OwnKeys
 from tandem_worker.link.outbox import Parts
 
 HIGH_WATER = 32
-"""Messages in a socket's own queue, of at most CHUNK bytes each: what a heartbeat may have to wait behind."""
+"""Messages in a socket's own queue; with the outbox's bound on bytes, what a heartbeat may have to wait behind."""
 
 _SLACK = 1024
 _ATTEMPT_S = 5.0

@@ -21,14 +21,15 @@ from msgspec import Meta
 from tandem.vocabulary import Role, SyncMode
 from tandem_worker.link.words import printable
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of the frames; sides that differ refuse each other by name."""
 
 MAX_FRAME = 1 << 20
 """Largest encoded frame, bytes."""
 
-CHUNK = 1 << 20
-"""Largest tensor part of one message, bytes: small enough that heartbeats pass between the chunks."""
+CHUNK = 4 << 20
+"""Largest tensor part of one message, bytes: small enough that heartbeats pass between the chunks, large enough that
+what a message costs by itself does not matter."""
 
 ITEMSIZE: dict[str, int] = {
     "float64": 8, "float32": 4, "bfloat16": 2, "float16": 2,
@@ -36,6 +37,9 @@ ITEMSIZE: dict[str, int] = {
     "uint64": 8, "uint32": 4, "uint16": 2, "uint8": 1, "bool": 1,
 }  # fmt: skip
 """Bytes per element of every dtype that a tensor frame may name."""
+
+PARTS = 4096
+"""Most parts of tensors in one piece."""
 
 _U53 = 2**53
 _I64 = 2**63 - 1
@@ -54,6 +58,8 @@ Lanes: TypeAlias = Annotated[bytes, Meta(max_length=MAX_FRAME // 2)]
 Purpose: TypeAlias = Literal["output", "input", "control", "full", "piece"]
 Level: TypeAlias = Literal["output", "operand", "state"]
 Pair: TypeAlias = tuple[Small, Small]
+Part: TypeAlias = tuple[Small, Small, Count, Count]
+"""Output, rank, flat index of the first element, elements."""
 Pairs: TypeAlias = Annotated[list[Pair], Meta(max_length=65536)]
 Parity: TypeAlias = Annotated[dict[Word, Text], Meta(max_length=4096)]
 Session: TypeAlias = Annotated[str, Meta(max_length=64)]
@@ -195,6 +201,8 @@ class Begin(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 
     step: Step
     sync: SyncMode
+    settled: Step = 0
+    """Training: of steps up to this one nothing will be asked any more."""
 
 
 class Ready(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -246,7 +254,7 @@ class Tensor(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
     digest: Annotated[bytes, Meta(min_length=8, max_length=8)]
     """Digest by the sender, two little-endian u32 lanes."""
     start: Count = 0
-    """Of a piece: flat index of its first element."""
+    """Of a piece: flat index of its first part's first element."""
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEMSIZE:
@@ -267,12 +275,11 @@ class Resend(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
 
 
 class Want(_Located, frozen=True, tag=True, forbid_unknown_fields=True):
-    """The reference asks for a part of one rank's output: a `Tensor` of purpose ``piece``, flat."""
+    """The reference asks for parts of outputs, as a `Tensor` of purpose ``piece``: their bytes, flat uint8, under the
+    first one's place.
+    """
 
-    index: Small
-    rank: Small
-    start: Count
-    count: Count
+    parts: Annotated[list[Part], Meta(min_length=1, max_length=PARTS)]
 
 
 class ReplayDigests(_Located, frozen=True, tag=True, forbid_unknown_fields=True):

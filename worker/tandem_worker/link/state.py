@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TypeAlias
+
+import msgspec
+from msgspec.structs import replace
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -29,8 +31,7 @@ class Activity(StrEnum):
     """Nothing is expected of it any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Own:
+class Own(msgspec.Struct, frozen=True):
     """One look at a worker's own progress."""
 
     counter: int
@@ -140,8 +141,7 @@ class Progress:
         return replace(own, aside_s=aside)
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(msgspec.Struct, frozen=True):
     """One look at the peer, as seen from here."""
 
     started_at: float
@@ -220,4 +220,4 @@ class PeerState:
 
     def _set(self, **changes: object) -> None:
         with self._lock:
-            self._peer = replace(self._peer, **changes)  # type: ignore[arg-type]
+            self._peer = replace(self._peer, **changes)

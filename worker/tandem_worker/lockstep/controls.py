@@ -50,9 +50,14 @@ def self_replay(machine: Machine, step: int, repeats: int, first: int) -> list[S
             continue
         inputs = tuple(machine.slots[slot] for slot in op.inputs)
         if needed:
-            outputs = machine.run_clean(op, inputs)
-            machine.slots.update(zip(op.outputs, outputs, strict=True))
-            kinds.update({machine.spec(s): x for s, x in zip(op.outputs, outputs, strict=True)})
+            # A whole step makes all that outlives it anew: a second state in memory, which nobody reads.
+            made = {
+                slot: x
+                for slot, x in zip(op.outputs, machine.run_clean(op, inputs), strict=True)
+                if slot not in persistent
+            }
+            machine.slots.update(made)
+            kinds.update({machine.spec(s): x for s, x in made.items()})
         kinds.update({machine.spec(s): x for s, x in zip(op.inputs, inputs, strict=True)})
         if new:
             seen.add(op.program)

@@ -76,6 +76,7 @@ class Reader:
                     execution.changed = np.asarray(execution.changes)
                 execution.lanes = lanes
                 self._report(execution)
+                del execution  # else it would live, with all that it made, until the next one comes
             except BaseException as error:  # a failed execution ends the run, named, on the main thread
                 self._fail(error)
                 return

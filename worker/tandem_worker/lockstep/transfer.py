@@ -45,18 +45,31 @@ def send_outputs(side: Side, execution: Execution) -> None:
 
 
 def send_piece(side: Side, execution: Execution, wanted: f.Want) -> None:
-    """Send a part of one rank's output."""
-    flat = side.machine.shard(execution.outputs[wanted.index], wanted.rank).reshape(-1)
-    value = flat[wanted.start : wanted.start + wanted.count]
-    digest = piece_digest(value)
-    send_value(side, execution, "piece", wanted.index, wanted.rank, value, digest, wanted.start)
+    """Send parts of outputs, one behind another."""
+    raw = []
+    for output, rank, start, count in wanted.parts:
+        flat = side.machine.shard(execution.outputs[output], rank).reshape(-1)
+        raw.append(np.frombuffer(pack(flat[start : start + count]), np.uint8))
+    value = raw[0] if len(raw) == 1 else np.concatenate(raw)
+    index, rank, start, _ = wanted.parts[0]
+    send_value(side, execution, "piece", index, rank, value, piece_digest(value), start)
+
+
+WORDS = 2048
+"""Columns of the table whose sums `piece_digest` takes."""
 
 
 def piece_digest(value: np.ndarray) -> bytes:
-    """Of a part of a tensor on the host: CRC-32 of its bytes, and how many these are. For the transport alone; what is
-    equal is decided by the tensor's own digest.
+    """Of a part of a tensor on the host, for the transport alone; what is equal is decided by the tensor's own digest.
+
+    CRC-32 of the sums, modulo 2**64, of the columns of a table of 64-bit words that is `WORDS` wide, and of the bytes
+    behind it; and how many bytes these are. Several times as fast as a CRC of all, and misses as little of what may
+    happen to messages that are authenticated under way: a change within 16 KiB on end changes sums.
     """
-    return struct.pack("<II", zlib.crc32(pack(value)), value.nbytes & 0xFFFFFFFF)
+    raw = pack(value)
+    whole = len(raw) // (8 * WORDS) * 8 * WORDS
+    sums = np.frombuffer(raw[:whole], np.uint64).reshape(-1, WORDS).sum(axis=0, dtype=np.uint64)
+    return struct.pack("<II", zlib.crc32(raw[whole:], zlib.crc32(pack(sums))), value.nbytes & 0xFFFFFFFF)
 
 
 def send_value(

@@ -79,6 +79,12 @@ class CompiledProgram:
         """The `jax.stages.Compiled`, for its text and its memory analysis."""
         return self._compiled
 
+    @property
+    def working_bytes(self) -> int:
+        """Bytes that one rank needs beside inputs and outputs, as the compiler says; 0 where it does not."""
+        analysis = self._compiled.memory_analysis()
+        return int(getattr(analysis, "temp_size_in_bytes", 0))
+
     def __call__(self, inputs: Sequence[Any], fault: Any | None = None) -> tuple[tuple[Any, ...], Any, Any | None]:
         if not self.synthetic:
             outputs, digests = self._compiled(*inputs)
@@ -200,13 +206,14 @@ def _store_and_digest(values: tuple[Array, ...], *, conditional: bool) -> tuple[
     """
     stored: tuple[Array, ...] = lax.optimization_barrier(tuple(v[None] for v in values))
 
-    def digests(*tensors: Array) -> Array:
-        return jnp.stack([digest.lanes(t[0]) for t in tensors])
-
     if not conditional:
-        return stored, digests(*stored)
-    # Always true, which the compiler cannot know.
-    there = lax.axis_index(AXIS) < 2**30
+        return stored, jnp.stack([digest.lanes(t[0]) for t in stored])
+
+    def digests(*tensors: Array) -> Array:
+        return digest.many_lanes([t[0] for t in tensors])
+
+    # Always true, which the compiler cannot know, not even where there is one rank only.
+    there = (digest.words(stored[0].reshape(-1)[:1])[0] | np.uint32(1)) != 0
     return stored, lax.cond(there, digests, lambda *_: jnp.zeros((len(stored), 2), jnp.uint32), *stored)
 
 

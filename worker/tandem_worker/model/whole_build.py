@@ -133,8 +133,9 @@ def build_whole(
     (step,) = plan.ops
     found, examples = bodies(chain, model, training), example_ops(chain)
     inside = tuple(op for op in chain.ops if profile is not None and can_act(profile, op.sites))
+    # jax traces each submodule once, not once a layer; the compiler then takes the calls apart again.
     computes = {
-        name: injected(name, body, [chain.slots[slot] for slot in examples[name].outputs])
+        name: jax.jit(injected(name, body, [chain.slots[slot] for slot in examples[name].outputs]))
         for name, body in found.items()
     }
     sums = {s.slot: s.parts for s in gradient_sums(model, tp)}

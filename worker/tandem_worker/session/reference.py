@@ -58,6 +58,8 @@ class ReferenceSession(Session):
         self.reference.ledger = ledger
         self.devices: list[str] = []
         """Names of the suspect's devices, as it says."""
+        self.suspect_node = ""
+        """Where the suspect runs, in a cluster, as it says."""
         self._full_bytes = (
             2 * self.plan.tp * sum(self.machine.spec(s).nbytes for op in self.plan.ops for s in op.outputs)
         )
@@ -119,6 +121,7 @@ class ReferenceSession(Session):
         with self.progress.waiting("handshake"):
             hello, _ = self.reference.expect(f.Hello, lambda _: True)
         self.devices = [printable(device) for device in hello.devices]
+        self.suspect_node = printable(hello.node)
         mine, theirs = self.prepared.parity, hello.parity
         for name in dict.fromkeys([*mine, *theirs]):
             same = name in mine and mine[name] == theirs.get(name)
@@ -135,7 +138,7 @@ class ReferenceSession(Session):
         own = controls.known_reduction(self.machine, self.seed)
         frame, _ = self.reference.expect(f.KnownReduction, lambda _: True)
         same = frame.lanes == own
-        detail: dict[str, Any] = {"suspect_node": printable(hello.node)} if hello.node else {}
+        detail: dict[str, Any] = {"suspect_node": self.suspect_node} if hello.node else {}
         self.ledger.control(ControlName.KNOWN_REDUCTION, Role.SUSPECT, 0, "", same, **detail)
         if not same:
             message = "the sides add the ranks' known values to different bits: their collectives run in another order"

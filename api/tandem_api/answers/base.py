@@ -1,0 +1,64 @@
+"""What all answers share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+RUN = "0199a1b2-3c4d-7e5f-8a6b-7c8d9e0f1a2b"
+AT = 1790000000.25
+
+
+class Answer(BaseModel):
+    """An answer holds exactly the documented keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def shown(example: Any, description: str = "") -> Any:
+    """A required field with an example; it may be null only where its type says so."""
+    return Field(examples=[example], description=description or None)
+
+
+class NextPage(Answer):
+    """Of every list."""
+
+    next_page_token: str | None = shown(None, "`page_token` of the next page; null: this is the last.")
+
+
+class Rate(Answer):
+    value: float = shown(0.003, "Point estimate.")
+    low: float = shown(0.001, "Lower end of the 95 % interval.")
+    high: float = shown(0.006, "Upper end.")
+    effective: float | None = shown(20.0, "Independent observations that it is worth.")
+
+
+class Bound(Answer):
+    """What a clean run excludes."""
+
+    confidence: float = shown(0.95)
+    steps: int = shown(2000)
+    per_step: float | None = shown(0.0015, "Corruption in a larger share of steps is excluded.")
+    device_hours: float = shown(0.6)
+    per_device_hour: float | None = shown(5.0)
+    elements: int = shown(420_000_000_000)
+    per_element: float | None = shown(7.1e-12)
+
+
+class Counted(Answer):
+    sites: int = shown(17, "Tensors.")
+    elements: int = shown(1204)
+
+
+class Timing(Answer):
+    """When steps mismatched."""
+
+    steps: int = shown(2000)
+    affected: int = shown(17)
+    onset: int | None = shown(96, "First affected step.")
+    bursts: int = shown(4)
+    longest_burst: int = shown(9)
+    mean_gap: float | None = shown(31.5)
+    longest_gap: int | None = shown(250)
+    burstiness: float | None = shown(0.61)

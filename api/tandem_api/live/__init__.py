@@ -1,0 +1,1 @@
+"""Events of runs as they happen."""

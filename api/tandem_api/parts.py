@@ -1,0 +1,139 @@
+"""What the routes are given: the parts that `create_app` put together, and who asks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import msgspec
+from fastapi import Depends, Request, Security
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.responses import Response
+
+from tandem_api.security.authenticate import (
+    ANONYMOUS,
+    LONGEST_TOKEN,
+    Authenticator,
+    User,
+    forbidden,
+    unauthenticated,
+)
+from tandem_api.security.limits import Rate, too_many
+from tandem_api.settings import Settings
+
+if TYPE_CHECKING:
+    from tandem_api.launch.launcher import Launcher
+    from tandem_api.live.hub import Hub
+    from tandem_api.metrics import Metrics
+    from tandem_api.reads.fleet import Fleet
+    from tandem_api.reads.store import Store
+
+
+@dataclass(frozen=True)
+class Parts:
+    """One composed application."""
+
+    settings: Settings
+    store: Store
+    launcher: Launcher
+    authenticator: Authenticator
+    hub: Hub
+    fleet: Fleet
+    metrics: Metrics
+    writes: Rate
+    strangers: Rate
+    """Refused tokens, by the client's address."""
+    clock: Callable[[], float] = time.time
+
+
+def parts_of(request: Request) -> Parts:
+    return cast(Parts, request.app.state.parts)
+
+
+AppParts = Annotated[Parts, Depends(parts_of)]
+_bearer = HTTPBearer(
+    auto_error=False,
+    description="In a cluster a token of Kubernetes for the audience `tandem` (`kubectl create token NAME --audience "
+    "tandem`), whose rights on `pairruns` are asked for; on one machine the token in the file that `tandem serve` "
+    "names.",
+)
+_Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
+WRITES = ("create", "update", "delete")
+
+
+def may(verb: str) -> Callable[..., Coroutine[Any, Any, User]]:
+    """A dependency: who asks, if they may do that with PairRuns.
+
+    Args:
+        verb: ``get``, ``list``, ``create``, ``update`` or ``delete``.
+    """
+    writes = verb in WRITES
+
+    async def who(request: Request, credentials: _Credentials) -> User:
+        parts = parts_of(request)
+        if credentials is None:
+            if parts.settings.anonymous_reads and not writes and "authorization" not in request.headers:
+                return ANONYMOUS
+            raise unauthenticated("a bearer token is needed")
+        address = request.client.host if request.client else ""
+        if wait := parts.strangers.empty(address):
+            raise too_many(wait, "too many refused tokens from your address")
+        token = credentials.credentials
+        if len(token) > LONGEST_TOKEN or not token.isascii() or not token.isprintable():
+            parts.strangers.take(address)
+            raise unauthenticated()
+        user = await _known(parts, token, address)
+        if not await parts.authenticator.allowed(user, verb):
+            raise forbidden(user, verb)
+        if writes and (wait := parts.writes.take(user.name)):
+            raise too_many(wait, "too many writes: wait a little")
+        return user
+
+    return who
+
+
+async def _known(parts: Parts, token: str, address: str) -> User:
+    from tandem_api.problems import Problem
+
+    try:
+        return await parts.authenticator.authenticate(token)
+    except Problem as problem:
+        if problem.status == 401:
+            parts.strangers.take(address)
+        raise
+
+
+def only_known_parameters(request: Request) -> None:
+    """Refuse query parameters that the address does not have: a filter with a slip would give the whole list.
+
+    Raises:
+        Problem: 422.
+    """
+    from tandem_api.problems import invalid
+
+    path = getattr(request.scope.get("route"), "path_format", "")
+    operation = request.app.openapi()["paths"].get(path, {}).get(request.method.lower())
+    if operation is None:
+        return
+    known = {p["name"] for p in operation.get("parameters", ()) if p["in"] == "query"}
+    for name in request.query_params:
+        if name not in known:
+            raise invalid(f"query.{name}"[:100], "there is no such parameter")
+
+
+CanGet = Annotated[User, Depends(may("get"))]
+CanList = Annotated[User, Depends(may("list"))]
+CanCreate = Annotated[User, Depends(may("create"))]
+CanUpdate = Annotated[User, Depends(may("update"))]
+CanDelete = Annotated[User, Depends(may("delete"))]
+
+
+class Json(Response):
+    """A body as one of the JSON mappings of `tandem` made it; NaN and infinity, which JSON lacks, become null."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return msgspec.json.encode(content)

@@ -1,0 +1,78 @@
+"""Pages of a run's records, in the order of their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import exists as sql_exists
+
+from tandem.db.models import Run
+from tandem.db.rows import LAYOUTS
+from tandem.records import EvaluationRecord, MismatchRecord, StepRecord
+
+Kind = type[StepRecord] | type[MismatchRecord] | type[EvaluationRecord]
+KEYS: dict[Any, tuple[tuple[str, ...], tuple[type, ...]]] = {
+    StepRecord: (("attempt", "step"), (int, int)),
+    MismatchRecord: (("attempt", "step", "site", "rank", "tensor"), (int, int, int, int, str)),
+    EvaluationRecord: (("attempt", "step", "task", "question", "arm"), (int, int, str, str, str)),
+}
+"""Record -> the rest of its natural key beside the run, and the types of its parts."""
+
+
+def exists(conn: Connection, run_id: UUID) -> bool:
+    """Whether there is such a run."""
+    return bool(conn.scalar(select(sql_exists().where(Run.run_id == run_id))))
+
+
+def page(
+    conn: Connection,
+    kind: Kind,
+    run_id: UUID,
+    limit: int,
+    after: Sequence[Any] | None = None,
+    equal: Mapping[str, Any] | None = None,
+    least: Mapping[str, Any] | None = None,
+    most: Mapping[str, Any] | None = None,
+    skip: int = 0,
+) -> list[dict[str, Any]] | None:
+    """Rows of a run as plain objects, named as in exports; None if there is no such run.
+
+    Args:
+        conn: in the caller's transaction.
+        kind: of record.
+        run_id: the run.
+        limit: most rows.
+        after: key of the last row of the page before.
+        equal: column -> value.
+        least: column -> least value.
+        most: column -> largest value.
+        skip: so many of the first rows.
+    """
+    layout = LAYOUTS[kind]
+    columns = layout.table.c
+    key = [columns[name] for name in KEYS[kind][0]]
+    query = select(*(columns[name] for name in layout.columns)).where(columns.run_id == run_id)
+    for name, value in (equal or {}).items():
+        query = query.where(columns[name] == value)
+    for name, value in (least or {}).items():
+        query = query.where(columns[name] >= value)
+    for name, value in (most or {}).items():
+        query = query.where(columns[name] <= value)
+    if after is not None:
+        query = query.where(tuple_(*key) > tuple_(*after))
+    rows = conn.execute(query.order_by(*key).limit(limit).offset(skip or None)).all()
+    if not rows and after is None and not exists(conn, run_id):
+        return None
+    return [plain(layout.restore(row)) for row in rows]
+
+
+def plain(record: Any) -> dict[str, Any]:
+    """A record without its tag; the run is named once, by the page."""
+    values: dict[str, Any] = msgspec.to_builtins(record)
+    values.pop("type", None)
+    values.pop("run_id", None)
+    return values

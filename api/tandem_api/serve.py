@@ -1,0 +1,203 @@
+"""The server around the application: one process, patient with nobody."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import h11
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tandem.errors import SetupError
+from tandem_api.app import create_app
+from tandem_api.launch.launcher import Launcher
+from tandem_api.live.hub import Hub
+from tandem_api.reads.store import Store
+from tandem_api.security.authenticate import Authenticator
+from tandem_api.settings import Settings
+
+PORT = 7780
+"""Without any other wish."""
+DEAD_MS = 30_000
+"""A connection whose other side acknowledges nothing for so long is dropped, also while data wait for it."""
+GRACE_S = 5
+"""How long requests under way may take when the process ends."""
+LARGEST_HEAD = 32 << 10
+CONNECTIONS = 2000
+"""At once; those beyond are answered 503."""
+
+
+class Server(uvicorn.Server):
+    """Tells the live streams when the process is to end: they would keep it."""
+
+    def __init__(self, config: uvicorn.Config, on_exit: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_exit = on_exit
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """End in order; the library would raise the signal once more, past all that is still to be closed."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_exit()
+        await super().shutdown(sockets)
+
+
+def protocol(head_s: float) -> type[H11Protocol]:
+    """HTTP whose requests must have their whole head within some seconds."""
+
+    class Impatient(H11Protocol):
+        _late: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._wait()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            # Between requests the server's own limit holds; once a byte has come, the rest must follow.
+            self._wait() if self.conn.their_state is h11.IDLE else self._heard()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._heard()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            if self._late is None:
+                self._late = self.loop.call_later(head_s, self._give_up)
+
+        def _heard(self) -> None:
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
+
+        def _give_up(self) -> None:
+            self._late = None
+            if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
+                self.transport.abort()
+
+    return Impatient
+
+
+def server_of(app: FastAPI, settings: Settings) -> Server:
+    """The server of an application."""
+    hub: Hub = app.state.parts.hub
+    config = uvicorn.Config(
+        app,
+        http=protocol(settings.head_seconds),
+        ws="none",
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=15,
+        timeout_graceful_shutdown=GRACE_S,
+        h11_max_incomplete_event_size=LARGEST_HEAD,
+    )
+    return Server(config, hub.close)
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any.
+
+    Raises:
+        SetupError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_MS)
+        listening.bind((host, port))
+        listening.listen(512)
+    except OSError as error:
+        listening.close()
+        raise SetupError(f"{host} port {port} cannot be listened on ({error.strerror}): choose another") from None
+    listening.setblocking(False)
+    return listening
+
+
+def run(
+    settings: Settings,
+    listening: socket.socket,
+    parts: Callable[[], tuple[Store, Launcher, Authenticator]],
+    on_ready: Callable[[], None] = lambda: None,
+) -> int:
+    """Serve until told to end.
+
+    Args:
+        settings: of the installation.
+        listening: where.
+        parts: made inside the event loop.
+        on_ready: told once it answers.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        SetupError: a part cannot be started.
+    """
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+
+    async def main() -> int:
+        store, launcher, authenticator = parts()
+        server = server_of(create_app(settings, store, launcher, authenticator), settings)
+        failure: list[BaseException] = []
+        start = launcher.start
+
+        async def started() -> None:
+            try:
+                await start()
+            except BaseException as error:
+                failure.append(error)
+                raise
+
+        launcher.start = started  # type: ignore[method-assign]
+        serving = asyncio.create_task(server.serve([listening]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.02)
+        if server.started:
+            on_ready()
+        try:
+            await serving
+        except SystemExit:
+            if failure and isinstance(failure[0], SetupError):
+                raise failure[0] from None
+            raise
+        return 0
+
+    return asyncio.run(main())
+
+
+def database_url() -> str:
+    """The URL that the Secret holds, from its file; never an argument.
+
+    Raises:
+        SetupError: there is none.
+    """
+    from tandem.worker_io import DATABASE_FOLDER
+
+    path = Path(os.environ.get("TANDEM_DB_FILE", f"{DATABASE_FOLDER}/uri"))
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise SetupError(
+            f"the database's URL cannot be read from {path} ({error.strerror}): mount the Secret there, "
+            "or name its file in TANDEM_DB_FILE"
+        ) from None

@@ -1,0 +1,302 @@
+"""The API before a real API server: its tokens and rights rule, and what it launches are PairRuns."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from api_server import Served, is_problem, serving, watching
+from cluster.api.test_kube import NAMESPACES, with_crd
+from cluster.handle import ApiServer, until
+from tandem.kube.client import Kube, Object
+from tandem.kube.paths import NODES, PAIRRUNS, Resource
+from tandem.pairing.policy import read_policy
+from tandem.pairrun.names import run_id_of
+from tandem_api.launch.cluster import ANNOTATION_BY, ClusterLauncher
+from tandem_api.security.cluster import REVIEWS, ClusterAuthenticator
+
+__all__ = ["with_crd"]
+pytestmark = pytest.mark.needs("api-server")
+ACCOUNTS = Resource("/api/v1", "serviceaccounts")
+ROLES = Resource("/apis/rbac.authorization.k8s.io/v1", "roles")
+BINDINGS = Resource("/apis/rbac.authorization.k8s.io/v1", "rolebindings")
+VERBS = {
+    "editor": ["get", "list", "watch", "create", "update", "patch", "delete"],
+    "viewer": ["get", "list", "watch"],
+    "starter": ["create"],
+    "nobody": [],
+}
+"""As the chart's roles for people; and one that may only begin runs."""
+
+
+class Cluster:
+    """A namespace with people, nodes and PairRuns, and an API that serves it."""
+
+    def __init__(self, server: ApiServer, database: str) -> None:
+        self.server, self.database, self.namespace = server, database, f"t-{os.urandom(4).hex()}"
+        self.kube = Kube.connect(kubeconfig=str(server.kubeconfig), namespace=self.namespace)
+        self.kube.create(NAMESPACES.path(), {"metadata": {"name": self.namespace}})
+        self.sick, self.well = f"sick-{self.namespace}", f"well-{self.namespace}"
+        for name, cordoned in ((self.sick, True), (self.well, False)):
+            self._node(name, cordoned=cordoned)
+        for name, verbs in VERBS.items():
+            self._person(name, verbs)
+
+    def _node(self, name: str, *, cordoned: bool) -> None:
+        labels = {"node.kubernetes.io/instance-type": self.namespace}
+        self.kube.create(
+            NODES.path(), {"metadata": {"name": name, "labels": labels}, "spec": {"unschedulable": cordoned}}
+        )
+        amounts = {"cpu": "8", "memory": "32Gi", "pods": "110"}
+        ready = {"type": "Ready", "status": "True", "reason": "r", "message": "m", "lastTransitionTime": None}
+        status = {"capacity": amounts, "allocatable": amounts, "conditions": [ready]}
+        self.kube.patch_status(NODES.path(name=name), status)
+        self.kube.patch(NODES.path(name=name), {"spec": {"taints": None}})
+
+    def _person(self, name: str, verbs: list[str]) -> None:
+        self.kube.create(ACCOUNTS.path(self.namespace), {"metadata": {"name": name}})
+        if not verbs:
+            return
+        rule = {"apiGroups": ["tandem.dev"], "resources": ["pairruns"], "verbs": verbs}
+        self.kube.create(ROLES.path(self.namespace), {"metadata": {"name": name}, "rules": [rule]})
+        self.kube.create(BINDINGS.path(self.namespace), {
+            "metadata": {"name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": self.namespace}],
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        })  # fmt: skip
+
+    def token(self, name: str, audience: str = "tandem", seconds: int = 3600) -> str:
+        """A real token of a service account."""
+        spec = {"audiences": [audience], "expirationSeconds": seconds}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        made = self.kube.create(f"{ACCOUNTS.path(self.namespace, name)}/token", body)
+        return str(made["status"]["token"])
+
+    def pairruns(self) -> list[Object]:
+        return self.kube.list(PAIRRUNS.path(self.namespace)).items
+
+    def says(self, name: str, **status: Any) -> None:
+        """Write a PairRun's status, as the controller would."""
+        self.kube.patch_status(PAIRRUNS.path(self.namespace, name), status)
+
+    def serve(self, token: str, **more: Any) -> Any:
+        launcher = ClusterLauncher(self.kube, self.namespace, read_policy({}))
+        authenticator = ClusterAuthenticator(
+            self.kube, self.namespace, ["tandem"], believed_s=more.pop("believed_s", 30.0), **more.pop("clocks", {})
+        )
+        return serving(
+            self.database, launcher=launcher, authenticator=authenticator, token=token, namespace=self.namespace,
+            events={"poll_seconds": 0.1}, **more,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        for name in (self.sick, self.well):
+            self.kube.delete(NODES.path(name=name))
+
+
+@pytest.fixture
+def cluster(with_crd: ApiServer, database_url: str) -> Iterator[Cluster]:
+    found = Cluster(with_crd, database_url)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def api(cluster: Cluster) -> Iterator[Served]:
+    """As an editor."""
+    with cluster.serve(cluster.token("editor")) as served:
+        until("the PairRuns to be listed", lambda: served.client.get("/readyz").status_code == 200)
+        yield served
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def test_the_rbac_of_the_cluster_rules(api: Served, cluster: Cluster) -> None:
+    """Each verb on pairruns opens what it names, and nothing else."""
+    tokens = {name: bearer(cluster.token(name)) for name in VERBS}
+    order = {"node": cluster.sick, "spec": {"steps": 20}}
+    wanted = {"editor": (200, 202, 404, 404), "viewer": (200, 403, 403, 403), "starter": (403, 202, 403, 403),
+              "nobody": (403, 403, 403, 403)}  # fmt: skip
+    nothing = "01a22cc1-d103-7888-87fa-7d0f4c4e4b65"
+    for name, headers in tokens.items():
+        got = (
+            api.client.get("/v1/runs", headers=headers).status_code,
+            api.client.post("/v1/runs", json=order, headers=headers).status_code,
+            api.client.post(f"/v1/runs/{nothing}/cancel", headers=headers).status_code,
+            api.client.post("/v1/nodes/gpu-1/clear", json={"reason": "x"}, headers=headers).status_code,
+        )
+        assert got == wanted[name], name
+    is_problem(api.client.get("/v1/runs", headers=tokens["nobody"]), 403, "forbidden")
+    assert len(cluster.pairruns()) == 2
+    by = {obj["metadata"]["annotations"][ANNOTATION_BY] for obj in cluster.pairruns()}
+    assert by == {f"system:serviceaccount:{cluster.namespace}:{name}" for name in ("editor", "starter")}
+
+
+def forged(token: str, **claims: Any) -> str:
+    """The same token with other claims, its signature as it was."""
+    head, body, signature = token.split(".")
+    values = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))) | claims
+    return ".".join([head, base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("="), signature])
+
+
+def test_tokens_that_are_not_for_us(api: Served, cluster: Cluster) -> None:
+    """Forged, of another audience, of the API server itself, of an account that is gone, or none at all."""
+    good = cluster.token("editor")
+    none = base64.urlsafe_b64encode(b'{"alg":"none"}').decode().rstrip("=")
+    bad = [
+        forged(good, sub=f"system:serviceaccount:{cluster.namespace}:viewer"), forged(good, exp=2**33), good[:-4],
+        f"{none}.{good.split('.')[1]}.", cluster.token("editor", "https://kubernetes.default.svc.cluster.local"),
+        cluster.token("editor", "somebody-else"), "x", "a.b.c",
+    ]  # fmt: skip
+    gone = cluster.token("viewer")
+    cluster.kube.delete(ACCOUNTS.path(cluster.namespace, "viewer"))
+    for token in [*bad, gone]:
+        is_problem(api.client.get("/v1/runs", headers=bearer(token)), 401, "unauthenticated")
+        is_problem(api.client.post("/v1/runs", json={}, headers=bearer(token)), 401, "unauthenticated")
+    assert cluster.pairruns() == []
+    assert api.client.get("/v1/runs", headers=bearer(good)).status_code == 200
+
+
+def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:
+    """Not with the time for which an answer is believed; the clock of the cache is moved, not slept through."""
+    token = cluster.token("editor", seconds=600)
+    ahead = [0.0]
+    asked: list[str] = []
+    create = cluster.kube.create
+
+    def counted(path: str, body: Object, **more: Any) -> Object:
+        asked.append(path)
+        return create(path, body, **more)
+
+    cluster.kube.create = counted  # type: ignore[method-assign]
+    clocks = {"clock": lambda: time.time() + ahead[0]}
+    with cluster.serve(token, believed_s=300.0, clocks=clocks) as api:
+        for _ in range(5):
+            assert api.client.get("/v1/runs").status_code == 200
+        assert asked.count(REVIEWS) == 1, "believed for a while"
+        ahead[0] = 299.0
+        assert api.client.get("/v1/runs").status_code == 200
+        assert asked.count(REVIEWS) == 1
+        ahead[0] = 301.0
+        assert api.client.get("/v1/runs").status_code == 200
+        assert asked.count(REVIEWS) == 2
+        ahead[0] = 590.0
+        assert api.client.get("/v1/runs").status_code == 200
+        assert asked.count(REVIEWS) == 2
+        ahead[0] = 601.0  # 301 + 300: the cache alone would still believe it
+        assert api.client.get("/v1/runs").status_code == 200
+        assert asked.count(REVIEWS) == 3, "asked again once the token itself says that it has ended"
+
+
+def test_an_order_becomes_a_pairrun_once(api: Served, cluster: Cluster) -> None:
+    """At once and many times over with one key: one object; with another body: refused."""
+    order = {
+        "node": cluster.sick, "reference": cluster.well,
+        "spec": {"workload": "submodule", "model": "tiny", "steps": 20, "tp": 1, "fault": "node-11"},
+        "cluster": {"resources": {"cpu": "500m"}, "retry": {"maxAttempts": 1}, "ttlSecondsAfterFinished": 60},
+    }  # fmt: skip
+    answers: list[Any] = []
+
+    def send() -> None:
+        answers.append(api.client.post("/v1/runs", json=order, headers={"Idempotency-Key": "one"}))
+
+    threads = [threading.Thread(target=send) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {a.status_code for a in answers} == {202}
+    (obj,) = cluster.pairruns()
+    run = str(run_id_of(obj["metadata"]["uid"], obj["metadata"]["creationTimestamp"]))
+    assert {a.json()["run"] for a in answers} == {run}
+    assert {a.headers["location"] for a in answers} == {f"/v1/runs/{run}"}
+    assert sorted(a.headers.get("idempotent-replayed", "") for a in answers) == [""] + ["true"] * 7
+    spec = obj["spec"]
+    assert (spec["suspect"], spec["reference"]) == ({"nodeName": cluster.sick}, {"nodeName": cluster.well})
+    assert (spec["workload"]["steps"], spec["workload"]["fault"]) == (20, "node-11")
+    assert (spec["resources"]["cpu"], spec["retry"]["maxAttempts"]) == ("500m", 1)
+    other = api.client.post("/v1/runs", json=order | {"reference": None}, headers={"Idempotency-Key": "one"})
+    is_problem(other, 422, "idempotency-key-reused")
+    theirs = bearer(cluster.token("starter"))
+    assert api.client.post("/v1/runs", json=order, headers=theirs | {"Idempotency-Key": "one"}).json()["run"] != run
+    assert len(cluster.pairruns()) == 2
+
+
+def test_a_run_is_seen_from_its_order_to_its_end(api: Served, cluster: Cluster) -> None:
+    """It waits with the controller's reason, runs, and is cancelled; the database knows nothing of it all the while."""
+    run = api.client.post("/v1/runs", json={"node": cluster.sick}).json()["run"]
+    name = cluster.pairruns()[0]["metadata"]["name"]
+    got = api.get(f"/v1/runs/{run}")
+    assert (got["state"], got["stored"], got["launch"]["name"]) == ("pending", None, name)
+    condition = {"type": "Paired", "status": "False", "reason": "NoReference", "message": "nobody is like it",
+                 "lastTransitionTime": "2026-11-30T00:00:00Z"}  # fmt: skip
+    with watching(api, run) as stream:
+        assert next(stream).data["state"] == "pending"
+        cluster.says(name, conditions=[condition])
+        event = next(stream)
+        assert (event.kind, event.data["reason"], event.data["message"]) == (
+            "conditions", "NoReference", "nobody is like it",
+        )  # fmt: skip
+    (waiting,) = api.get("/v1/nodes")["waiting"]
+    assert (waiting["run"], waiting["message"]) == (run, "nobody is like it")
+    assert [p["run"] for p in api.get("/v1/runs")["pending"]] == [run]
+    assert api.client.post(f"/v1/runs/{run}/cancel").status_code == 202
+    until("its end", lambda: cluster.pairruns() == [])
+    until("it to be forgotten", lambda: api.client.get(f"/v1/runs/{run}").status_code == 404)
+
+
+def test_what_the_cluster_would_refuse_is_told(api: Served, cluster: Cluster) -> None:
+    for order, where in (
+        ({"node": "not-there"}, "body.node"), ({"reference": "not-there"}, "body.reference"),
+        ({"node": cluster.sick, "reference": cluster.sick}, "body.reference"),
+        ({"spec": {"duration": 1.5}}, "body.spec"), ({"spec": {"kind": "swap"}}, "body.node"),
+        ({"cluster": {"template": {"env": [{"name": "TANDEM_DB", "value": "x"}]}}}, "body.cluster"),
+        ({"cluster": {"template": {"volumes": [{"name": "v", "mountPath": "/v"}]}}}, "body.cluster"),
+    ):  # fmt: skip
+        values = is_problem(api.client.post("/v1/runs", json=order), 422, "validation")
+        assert where in values["errors"][0]["where"], values
+    assert cluster.pairruns() == []
+
+
+def test_candidates_of_the_cluster(api: Served, cluster: Cluster) -> None:
+    found = {c["node"]: c for c in api.get("/v1/candidates")["candidates"]}
+    assert found[cluster.sick]["reference"] == cluster.well
+    assert found[cluster.sick]["signs"] == ["cordoned"]
+
+
+def test_the_api_server_goes_away(cluster: Cluster) -> None:
+    """Nobody gets in by that: what is not known is 503, never 200; reads go on for those who are known."""
+    known, new = cluster.token("editor"), cluster.token("viewer")
+    with cluster.serve(known) as api:
+        assert api.client.get("/v1/runs").status_code == 200
+        cluster.server.stop("kube-apiserver")
+        try:
+            assert api.client.get("/v1/runs").status_code == 200
+            answer = api.client.get("/v1/runs", headers=bearer(new))
+            is_problem(answer, 503, "authentication-away")
+            assert int(answer.headers["retry-after"]) > 0
+            refused = api.client.post("/v1/runs", json={"node": cluster.sick})
+            is_problem(refused, 503, refused.json()["type"].rsplit(":", 1)[1])
+        finally:
+            cluster.server.start("kube-apiserver")
+        until("it to answer again", lambda: api.client.get("/v1/runs", headers=bearer(new)).status_code == 200)
+
+
+def test_launching_needs_no_database(cluster: Cluster) -> None:
+    broken = cluster.database.replace("/test_", "/absent_")
+    cluster.database = broken
+    with cluster.serve(cluster.token("editor")) as api:
+        is_problem(api.client.get("/v1/runs"), 503, "database-away")
+        assert api.client.post("/v1/runs", json={"node": cluster.sick}).status_code == 202
+        assert len(cluster.pairruns()) == 1
+        assert api.client.get("/v1/candidates").status_code == 200
+        is_problem(api.client.get("/readyz"), 503, "not-ready")

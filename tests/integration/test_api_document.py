@@ -1,0 +1,167 @@
+"""The OpenAPI document: committed, complete, and kept by the server, as a fuzzer and a generated client find."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import aiopenapi3
+import httpx2
+import msgspec
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+from schemathesis.checks import CHECKS
+from sqlalchemy import text
+
+from api_server import TOKEN, Served, own_database, serving
+from node_runs import BEGAN, HOUR, node_run, store_run
+from tandem.db.engine import connect
+from tandem_api import openapi
+from tandem_api.answers.base import RUN
+from tandem_api.launch.local import LocalLauncher
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = json.loads((ROOT / "docs/openapi.json").read_text(encoding="utf-8"))
+OPERATIONS = [(path, method, o) for path, item in DOCUMENT["paths"].items() for method, o in item.items()]
+NAMES = [f"{method} {path}" for path, method, _ in OPERATIONS]
+
+
+def test_the_committed_document_is_that_of_the_code() -> None:
+    """`make generate` writes it anew."""
+    assert openapi.text() == (ROOT / "docs/openapi.json").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS, ids=NAMES)
+def test_every_operation_is_documented_whole(path: str, method: str, operation: dict[str, Any]) -> None:
+    """What it does, whom it asks for a token, its errors as problems, and an example of every answer."""
+    assert operation["description"]
+    answers = operation["responses"]
+    if path.startswith("/v1"):
+        assert operation["security"] == [{"HTTPBearer": []}]
+        assert {"401", "403", "422", "429", "500"} <= set(answers)
+    else:
+        assert operation["security"] == []
+    for status, answer in answers.items():
+        assert answer["description"]
+        if status >= "400":
+            assert set(answer["content"]) == {"application/problem+json"}
+        if status in ("429", "503"):
+            assert "Retry-After" in answer["headers"]
+        for kind, content in answer.get("content", {}).items():
+            if kind.endswith("json"):
+                assert "example" in content, (status, kind)
+    if method == "post" and not path.endswith("/cancel"):
+        (body,) = operation["requestBody"]["content"].values()
+        name = body["schema"]["$ref"].rsplit("/", 1)[1]
+        assert DOCUMENT["components"]["schemas"][name]["examples"]
+
+
+def test_operations_have_names_of_their_own() -> None:
+    names = [operation["operationId"] for *_, operation in OPERATIONS]
+    assert len(names) == len(set(names))
+    assert {"launch_run", "list_runs", "get_run", "watch_run", "clear_node"} <= set(names)
+
+
+class Waiting(LocalLauncher):
+    """Takes orders, and begins none of them."""
+
+    async def _work(self) -> None:
+        await self._wake_never()
+
+    @staticmethod
+    async def _wake_never() -> None:
+        import asyncio
+
+        await asyncio.Event().wait()
+
+
+@pytest.fixture(scope="module")
+def api(database_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A server whose records have the run and the node of the document's examples."""
+    with own_database(database_server) as url:
+        engine = connect(url)
+        sick = node_run(hits={3: 5}, began=BEGAN + HOUR, suspect="gpu-17")
+        known = UUID(RUN)
+        for group in ("attempts", "steps", "mismatches", "controls", "closings"):
+            setattr(sick, group, [msgspec.structs.replace(r, run_id=known) for r in getattr(sick, group)])
+        sick.run = msgspec.structs.replace(sick.run, run_id=known)
+        for records in (node_run(kind="null", suspect="well-1", reference="well-2"), sick):
+            store_run(engine, records)
+        with engine.connect() as conn:
+            assert conn.scalar(text("SELECT count(*) FROM runs")) == 2
+        engine.dispose()
+        launcher = Waiting(url, url, folder=tmp_path_factory.mktemp("launches"))
+        with serving(url, launcher=launcher, events={"poll_seconds": 0.05}) as served:
+            yield served
+
+
+KNOWN = {"run_id": RUN, "name": "gpu-17", "table": "mismatches"}
+"""What the records have: else nearly every answer would be that there is no such thing."""
+LEFT_OUT = (
+    # An order that fits the schema may still be impossible (a degree that does not divide), a token of no list.
+    "positive_data_acceptance",
+)
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
+@pytest.mark.parametrize(("path", "method"), [(path, method) for path, method, _ in OPERATIONS], ids=NAMES)
+def test_a_fuzzer_finds_no_server_error_and_no_undocumented_answer(
+    api: Served, path: str, method: str, mode: GenerationMode
+) -> None:
+    """Requests that fit the document, and requests that do not: each answer is one that the document promises."""
+    found = schemathesis.openapi.from_dict(DOCUMENT)
+    found.config.update(base_url=api.url)
+    checks = [c for name, c in zip(CHECKS.get_all_names(), CHECKS.get_all(), strict=True) if name not in LEFT_OUT]
+
+    @given(case=found[path][method].as_strategy(generation_mode=mode), known=st.booleans())
+    @settings(
+        max_examples=8, deadline=None, derandomize=True, database=None, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    def send(case: Any, known: bool) -> None:
+        if known and case.path_parameters and mode is GenerationMode.POSITIVE:
+            case.path_parameters.update({k: v for k, v in KNOWN.items() if k in case.path_parameters})
+        case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"}, checks=checks, timeout=30)
+
+    try:
+        send()
+    except Unsatisfiable:
+        assert mode is GenerationMode.NEGATIVE, "nothing can be wrong with a request that has no parameter"
+
+
+def test_a_generated_client_works(api: Served) -> None:
+    """Methods and models made from the document alone: launch, look, page, cancel, read errors."""
+    client = aiopenapi3.OpenAPI.loads(f"{api.url}/openapi.json", json.dumps(DOCUMENT), session_factory=_session)
+    client.authenticate(HTTPBearer=TOKEN)
+    call = client._
+    order = client.components.schemas["Order"].model({"spec": {"steps": random.randint(1, 99), "tp": 1}})
+    launch = call.launch_run(data=order)
+    assert launch.state == "pending"
+    run = call.get_run(parameters={"run_id": launch.run})
+    assert (run.state, run.launch.run) == ("pending", launch.run)
+    page = call.list_runs(parameters={"page_size": 1})
+    assert len(page.runs) == 1
+    following = call.list_runs(parameters={"page_size": 1, "page_token": page.next_page_token})
+    assert {page.runs[0].run, following.runs[0].run} >= {RUN}
+    rows = call.list_mismatches(parameters={"run_id": RUN, "phase": "fwd"})
+    assert rows.mismatches[0].mismatched == 5
+    assert call.get_node(parameters={"name": "gpu-17"}).verdict == "suspected"
+    assert call.cancel_run(parameters={"run_id": launch.run}).state == "failed"
+    with pytest.raises(aiopenapi3.errors.HTTPError) as error:
+        call.cancel_run(parameters={"run_id": launch.run})
+    assert error.value.http_code == 409  # type: ignore[attr-defined]
+
+
+def _session(*args: Any, **kwargs: Any) -> httpx2.Client:
+    return httpx2.Client(*args, **kwargs)
+
+
+_session.__annotations__["return"] = httpx2.Client  # the library looks at it to see that this is no async client
