@@ -29,6 +29,9 @@ ROUTERS: tuple[APIRouter, ...] = (
 STRANGERS = (30, 60)
 """Refused tokens of one address: at once, and a minute in the long run."""
 
+FLEET_KEPT_S = 10.0
+"""How long an answer about the fleet is kept for scrapes."""
+
 
 def create_app(
     settings: Settings,
@@ -51,6 +54,7 @@ def create_app(
     """
     hub = Hub(store, launcher, settings.events)
     metrics = Metrics()
+    metrics.watch(store, FLEET_KEPT_S)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

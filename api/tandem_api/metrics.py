@@ -9,9 +9,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import tandem
+from tandem.db.profiles import read_fleet
+from tandem.errors import DatabaseError
+from tandem.metrics_fleet import FleetCollector, FleetFacts, count_runs, fleet_facts
+from tandem_api.problems import Problem
 
 if TYPE_CHECKING:
     from tandem_api.parts import Parts
+    from tandem_api.reads.store import Store
 
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 
@@ -43,10 +48,26 @@ class Metrics:
         )  # fmt: skip
         self.streams = Gauge("tandem_api_event_clients", "Open event streams.", registry=self.registry)
 
+    def watch(self, store: Store, kept_s: float) -> None:
+        """Tell of the fleet as well.
+
+        Args:
+            store: the database.
+            kept_s: how long an answer is kept.
+        """
+        self.registry.register(FleetCollector(lambda: _fleet(store), kept_s))
+
     def exposition(self, parts: Parts) -> bytes:
-        """The text that Prometheus reads."""
+        """The text that Prometheus reads; may wait for the database, so never in the event loop."""
         self.streams.set(parts.hub.clients)
         return generate_latest(self.registry)
+
+
+def _fleet(store: Store) -> FleetFacts:
+    try:
+        return fleet_facts(store.now(read_fleet), store.now(count_runs, time.time()))
+    except Problem as problem:
+        raise DatabaseError(problem.detail) from None
 
 
 class Counting:

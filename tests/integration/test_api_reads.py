@@ -290,6 +290,8 @@ def test_health_needs_no_token(api: Served) -> None:
     text = api.client.get("/metrics", headers={"Authorization": ""}).text
     assert 'route="/v1/runs/{run_id}"' in text
     assert str(BAD.run.run_id) not in text
+    assert "\ntandem_api_database_up 1.0\n" in text
+    assert 'tandem_fleet_nodes{verdict="' in text
 
 
 def test_unknown_things_are_not_found(api: Served) -> None:

@@ -17,6 +17,7 @@ from clusters import Run, started, world
 from tandem.metrics_fleet import FleetFacts, FleetGauges, RunCounts
 from tandem.progress import ProgressEvent
 from tandem.vocabulary import Module, Phase
+from tandem_api.metrics import Metrics as ApiMetrics
 from tandem_controller.metrics import Metrics
 from tandem_worker.link.state import Activity
 from tandem_worker.lockstep.tally import RunTally
@@ -48,6 +49,13 @@ def fleet() -> Iterable[Metric]:
     return registry.collect()
 
 
+def api() -> Iterable[Metric]:
+    metrics = ApiMetrics()
+    metrics.requests.labels("GET", "/healthz", "200").inc()
+    metrics.seconds.labels("/healthz").observe(1)
+    return metrics.registry.collect()
+
+
 def listed(heading: str) -> dict[str, tuple[str, set[str]]]:
     """Metric -> its type and labels, from the table under a heading."""
     text = PAGE.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
@@ -57,16 +65,21 @@ def listed(heading: str) -> dict[str, tuple[str, set[str]]]:
 
 @pytest.mark.parametrize(
     ("heading", "families", "common"),
-    [("A pair", pair, set(PAIR)), ("The controller", controller, set()), ("The fleet", fleet, set())],
-    ids=["pair", "controller", "fleet"],
+    [
+        ("A pair", pair, set(PAIR)),
+        ("The controller", controller, set()),
+        ("The fleet", fleet, set()),
+        ("The API", api, set()),
+    ],
+    ids=["pair", "controller", "fleet", "api"],
 )
 def test_every_metric_is_on_the_page(heading: str, families: Callable[[], Iterable[Metric]], common: set[str]) -> None:
     there = {}
     for family in families():
         assert family.samples, family.name
         labels = {label for sample in family.samples for label in sample.labels} - common - {"le"}
-        name = f"{family.name}_total" if family.type == "counter" else family.name
-        there[name] = (family.type, labels)
+        suffix = {"counter": "_total", "info": "_info"}.get(family.type, "")
+        there[family.name + suffix] = ("gauge" if family.type == "info" else family.type, labels)
     assert listed(heading) == there
 
 

@@ -96,6 +96,15 @@ class Store:
         self._check()
         return await asyncio.to_thread(self._in_thread, decision, args, True)
 
+    def now(self, question: Callable[..., T], *args: Any) -> T:
+        """Answer a question in the calling thread, which must not be the event loop's; it takes a connection first.
+
+        Raises:
+            Problem: as `ask`.
+        """
+        self._check()
+        return self._in_thread(question, args, False)
+
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[Connection]:
         """A connection for a thread that reads a whole run bit by bit."""

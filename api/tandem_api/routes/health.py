@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import APIRouter
@@ -48,4 +49,5 @@ async def ready(parts: AppParts) -> Response:
 )
 async def metrics(parts: AppParts) -> Response:
     """Of this process, for Prometheus."""
-    return Response(parts.metrics.exposition(parts), media_type=parts.metrics.media_type)
+    text = await asyncio.to_thread(parts.metrics.exposition, parts)
+    return Response(text, media_type=parts.metrics.media_type)
