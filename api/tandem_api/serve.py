@@ -157,29 +157,14 @@ def run(
 
     async def main() -> int:
         store, launcher, authenticator = parts()
+        await launcher.start()  # what is wrong with it is told before anything is served
         server = server_of(create_app(settings, store, launcher, authenticator), settings)
-        failure: list[BaseException] = []
-        start = launcher.start
-
-        async def started() -> None:
-            try:
-                await start()
-            except BaseException as error:
-                failure.append(error)
-                raise
-
-        launcher.start = started  # type: ignore[method-assign]
         serving = asyncio.create_task(server.serve([listening]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.02)
         if server.started:
             on_ready()
-        try:
-            await serving
-        except SystemExit:
-            if failure and isinstance(failure[0], SetupError):
-                raise failure[0] from None
-            raise
+        await serving
         return 0
 
     return asyncio.run(main())

@@ -56,12 +56,15 @@ class ClusterLauncher:
             kube, PAIRRUNS.path(namespace), self._changed, resync_s=RESYNC_S,
             on_error=lambda line: log.warning("PairRuns: %s", line),
         )  # fmt: skip
+        self._started = False
         self._candidates: list[Candidate] = []
         self._candidates_at: float | None = None
         self._listing = asyncio.Lock()
 
     async def start(self) -> None:
-        self._informer.start()
+        if not self._started:
+            self._started = True
+            self._informer.start()
 
     async def stop(self) -> None:
         await asyncio.to_thread(self._informer.stop)

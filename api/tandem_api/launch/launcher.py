@@ -162,7 +162,7 @@ class Launcher(Protocol):
     """``local`` or ``cluster``."""
 
     async def start(self) -> None:
-        """Take up what an earlier process left."""
+        """Take up what an earlier process left; once more changes nothing."""
 
     async def stop(self) -> None:
         """Let go; what runs goes on."""

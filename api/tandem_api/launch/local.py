@@ -88,6 +88,8 @@ class LocalLauncher:
         Raises:
             SetupError: another process does, or the folder cannot be used.
         """
+        if self._task is not None:
+            return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._lock = (self._folder / "serving").open("w")

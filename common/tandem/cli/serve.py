@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tandem.cli.output import DbOption, say
+from tandem.cli.output import DbOption
 from tandem.errors import SetupError
 
 
@@ -26,4 +26,9 @@ def serve(
     except ModuleNotFoundError as error:
         mend = "install tandem-sdc[api] (from a checkout: pip install -e '.[api]')"
         raise SetupError(f"the API is not installed here ({error}): {mend}") from None
-    raise typer.Exit(local.serve(host, port, db, say) or 0)
+    raise typer.Exit(local.serve(host, port, db, _say) or 0)
+
+
+def _say(text: str) -> None:
+    """At once, also into a pipe: whoever started this waits for the address."""
+    print(text, flush=True)

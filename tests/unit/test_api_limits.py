@@ -1,0 +1,113 @@
+"""Page tokens, rates and names: the pure parts of the API."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tandem.errors import SetupError
+from tandem_api import pages
+from tandem_api.launch.launcher import Order, check
+from tandem_api.problems import Problem
+from tandem_api.security.cluster import _Kept, expiry
+from tandem_api.security.limits import Rate, _host
+from tandem_api.security.local import token_file
+
+KEYS = st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(st.characters(exclude_characters="\x00", codec="utf-8")))
+
+
+@given(KEYS, st.dictionaries(st.text(max_size=5), st.one_of(st.none(), st.integers(), st.text(max_size=5)), max_size=3))
+def test_a_token_names_the_last_row_of_its_own_question(last: tuple[int, str], question: dict[str, object]) -> None:
+    text = pages.token(question, last)
+    assert pages.key(question, text, (int, str)) == list(last)
+    assert pages.key(question, None, (int, str)) is None
+    for other, kinds in (({**question, "another": 1}, (int, str)), (question, (str, int)), (question, (int,))):
+        with pytest.raises(Problem) as refused:
+            pages.key(other, text, kinds)
+        assert refused.value.status == 400
+
+
+@given(st.text(max_size=100))
+def test_any_other_text_is_refused_and_never_more(text: str) -> None:
+    with pytest.raises(Problem) as refused:
+        pages.key({"list": "x"}, text, (int,))
+    assert (refused.value.status, refused.value.name) == (400, "page-token")
+
+
+def test_a_rate_lets_a_burst_through_and_then_its_share() -> None:
+    now = [0.0]
+    rate = Rate(3, 60, lambda: now[0], largest=2)
+    assert [rate.take("a") for _ in range(3)] == [0, 0, 0]
+    assert rate.take("a") == pytest.approx(1)
+    assert rate.take("b") == 0, "each has its own"
+    now[0] = 1.0
+    assert rate.take("a") == 0
+    assert rate.take("a") > 0
+    now[0] = 1e6
+    assert [rate.take("a") > 0 for _ in range(4)] == [False, False, False, True], "no more than a burst is saved up"
+    now[0] = 0.0
+    assert rate.take("a") > 0, "a clock that goes back gives nothing away"
+    for name in "cdefg":
+        rate.take(name)
+    assert len(rate._buckets) == 2
+
+
+def test_what_is_kept_is_bounded_in_number_and_time() -> None:
+    now = [0.0]
+    kept: _Kept[int] = _Kept(2, lambda: now[0])
+    for number in range(3):
+        kept.put(str(number), number, 10)
+    assert [kept.get(str(n)) for n in range(3)] == [(False, None), (True, 1), (True, 2)]
+    now[0] = 10.0
+    assert kept.get("2") == (False, None)
+    kept.put("2", 3, 0)
+    assert kept.get("2") == (False, None)
+
+
+@pytest.mark.parametrize(
+    ("token", "when"),
+    [("a.eyJleHAiOjEyfQ.c", 12.0), ("a.e30.c", None), ("a.!!.c", None), ("a.W10.c", None), ("opaque", None),
+     ("a.eyJleHAiOiJ4In0.c", None)],
+)  # fmt: skip
+def test_when_a_token_says_that_it_ends(token: str, when: float | None) -> None:
+    assert expiry(token) == when
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [("localhost:80", "localhost"), ("LOCALHOST", "localhost"), ("[::1]:8080", "[::1]"), ("[::1", ""), ("", ""),
+     ("127.0.0.1:1:2", "127.0.0.1")],
+)  # fmt: skip
+def test_the_name_in_a_host_header(header: str, name: str) -> None:
+    assert _host(header) == name
+
+
+def test_the_token_file_is_its_users_alone(tmp_path: Path) -> None:
+    path, token = token_file(tmp_path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert token_file(tmp_path) == (path, token)
+    path.chmod(0o640)
+    with pytest.raises(SetupError, match="others can read"):
+        token_file(tmp_path)
+    path.unlink()
+    path.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(SetupError):
+        token_file(tmp_path)
+    path.unlink()
+    fd = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    os.write(fd, b"short\n")
+    os.close(fd)
+    with pytest.raises(SetupError, match="too short"):
+        token_file(tmp_path)
+
+
+def test_equal_orders_have_one_digest_however_they_are_written() -> None:
+    one = Order.model_validate({"node": "a", "spec": {"steps": 5, "tp": 1}})
+    other = Order.model_validate_json('{"spec": {"tp": 1, "steps": 5}, "node": "a"}')
+    assert one.digest == other.digest
+    assert one.digest != Order.model_validate({"node": "a", "spec": {"steps": 6, "tp": 1}}).digest
+    check(one)
