@@ -32,9 +32,9 @@ def main(folder: Path, run: str) -> int:
     """Run it; the exit code says nothing that the files do not."""
     with (folder / f"{run}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        write(folder / f"{run}.pid", identity())
         stop = Stop()
         with stop.on_interrupt():
+            write(folder / f"{run}.pid", identity())  # from here on it may be asked to stop
             end = _run(folder, run, stop)
         write(folder / f"{run}.end", end)
     return 0

@@ -42,7 +42,7 @@ KEPT = 1000
 """Ended launches that are remembered; their records stay in the database in any case."""
 LOOK_S = 0.25
 """How often the running process is looked at."""
-SUFFIXES = ("json", "lock", "pid", "progress", "end")
+SUFFIXES = ("json", "lock", "pid", "progress", "stop", "end")
 
 
 @dataclass
@@ -52,7 +52,6 @@ class _Entry:
     digest: str
     process: subprocess.Popen[bytes] | None = None
     """Only if this process started it."""
-    asked_to_stop: bool = False
 
 
 class LocalLauncher:
@@ -162,14 +161,22 @@ class LocalLauncher:
             return entry.launch
         if entry.launch.state is not State.RUNNING:
             raise ended(entry.launch)
-        if not entry.asked_to_stop:  # a second signal would kill it instead of draining it
-            entry.asked_to_stop = True
-            who = self._file(run_id, "pid")
-            if who and alive(who):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(who["pid"], signal.SIGINT)
+        if not (self._folder / f"{run_id}.stop").exists():
+            write(self._folder / f"{run_id}.stop", {"asked_at": self._clock()})
+        self._stop(entry)
         entry.launch = replace(entry.launch, reason="stopping", message="asked to stop; the window drains")
         return entry.launch
+
+    def _stop(self, entry: _Entry) -> None:
+        """Send the signal that was asked for, once: a second one would kill the run instead of draining it."""
+        run_id = entry.launch.run_id
+        if (asked := self._file(run_id, "stop")) is None or "sent_at" in asked:
+            return
+        who = self._file(run_id, "pid")
+        if who and alive(who):  # else it has not come so far: the next look tries again
+            write(self._folder / f"{run_id}.stop", asked | {"sent_at": self._clock()})
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(who["pid"], signal.SIGINT)
 
     def find(self, run_id: UUID) -> Launch | None:
         entry = self._entries.get(run_id)
@@ -290,6 +297,7 @@ class LocalLauncher:
 
     async def _look(self, entry: _Entry) -> None:
         """Whether the run's process has ended, and how."""
+        self._stop(entry)
         if entry.process is not None:
             if entry.process.poll() is None:
                 return

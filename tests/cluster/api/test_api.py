@@ -5,15 +5,21 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from api_server import Served, is_problem, serving, watching
 from cluster.api.test_kube import NAMESPACES, with_crd
+from cluster.bare.tools import free_ports
 from cluster.handle import ApiServer, until
 from tandem.kube.client import Kube, Object
 from tandem.kube.paths import NODES, PAIRRUNS, Resource
@@ -300,3 +306,47 @@ def test_launching_needs_no_database(cluster: Cluster) -> None:
         assert len(cluster.pairruns()) == 1
         assert api.client.get("/v1/candidates").status_code == 200
         is_problem(api.client.get("/readyz"), 503, "not-ready")
+
+
+def test_the_command_of_the_pod_serves_and_ends_in_order(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "uri").write_text(cluster.database + "\n")
+    (tmp_path / "settings.yaml").write_text(f"namespace: {cluster.namespace}\naudiences: [tandem]\n")
+    (port,) = free_ports(1)
+    words = [sys.executable, "-m", "tandem_api", "--config", str(tmp_path / "settings.yaml"), "--host", "127.0.0.1"]
+    environment = cluster.server.environment | {"TANDEM_DB_FILE": str(tmp_path / "uri")}
+    process = subprocess.Popen(
+        [*words, "--port", str(port)], env=environment, stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL
+    )
+    try:
+        with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as client:
+
+            def ready() -> bool:
+                try:
+                    return client.get("/readyz").status_code == 200
+                except httpx2.TransportError:
+                    assert process.poll() is None
+                    return False
+
+            until("the API", ready)
+            assert client.get("/v1/runs").status_code == 401
+            editor = bearer(cluster.token("editor"))
+            assert client.get("/v1/runs", headers=editor).status_code == 200
+            made = client.post("/v1/runs", json={"node": cluster.sick}, headers=editor)
+            assert made.status_code == 202
+            assert len(cluster.pairruns()) == 1
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (0, "")
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_settings_that_cannot_be_used_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "settings.yaml").write_text("nmespace: x\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "tandem_api", "--config", str(tmp_path / "settings.yaml")], capture_output=True,
+        text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.count("\n")) == (64, 1)
+    assert "nmespace" in done.stderr
