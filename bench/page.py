@@ -60,7 +60,7 @@ _NOTES = """
   of unsynchronised steps. The bound is the largest sum, over programs of together at most `window` sites, of the
   buffers that they read and write, each once, plus 64 MB. Resident sizes are those of real worker processes.
 - **metrics**: scrapes over HTTP of what the API and a reference worker tell, one after the other. The gauges of the
-  fleet are computed behind the scrapes; here nothing is kept, so that the question is asked all the time.
+  fleet are computed behind the scrapes; here no answer is kept, so that every scrape asks the question anew.
 - **controller**: a controller process with the chart's settings on a real etcd and kube-apiserver, which share the
   machine with it. PairRuns come at 5/s; pods and their nodes are made by hand, each pair starts as soon as its Jobs are
   there, and every live run steps once a second in PostgreSQL. Requests are those that the API server counted, of the

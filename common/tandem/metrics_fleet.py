@@ -170,6 +170,11 @@ class FleetCollector(FleetGauges):
                 self.show(None)
         yield from super().collect()
 
+    @property
+    def asking(self) -> bool:
+        """Whether a question is under way."""
+        return self._asking is not None
+
     def _refresh(self, asking: threading.Event) -> None:
         began, facts = self._clock(), None
         try:
