@@ -32,8 +32,9 @@ STATE = 3 * 4 * 134_515_008
 """Bytes of the parameters and two moments, fp32."""
 BESIDE = 2 << 30
 """Bytes of a worker beside the states that it holds: programs, the step's own needs, Python."""
-STEPS = 24
-HELD_OUT, OF_REAL_TASKS = 16, 20
+STEPS, EPOCH = 24, 8
+"""Each question is trained on three times."""
+HELD_OUT, OF_REAL_TASKS = 30, 20
 """Percent."""
 SHAPE: dict[str, Any] = {
     "workload": "finetune", "tp": 1, "batch": 2, "sequence": 48, "compute": "float32", "self_replays": 2, "replays": 1,
@@ -81,7 +82,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def questions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    return write_quiz(tmp_path_factory.mktemp("quiz"), per_task=20)
+    """16 to train on, 8 held out."""
+    return write_quiz(tmp_path_factory.mktemp("quiz"), per_task=4)
 
 
 def finetune(url: str, **spec: Any) -> RunRecords:
@@ -133,9 +135,10 @@ def test_a_null_pair_learns_our_questions_and_agrees_to_the_bit_on_every_one(
     equal_to_the_bit(records)
     assert {task for task, _ in answers(records, Arm.REFERENCE)} == set(TASKS)
     course = [mine for mine, _ in losses(records)]
-    assert len(course) == STEPS
-    first, last = statistics.fmean(course[:6]), statistics.fmean(course[-6:])
-    assert last < 0.7 * first, course
+    assert len(course) == STEPS == 3 * EPOCH
+    first, last = statistics.fmean(course[:EPOCH]), statistics.fmean(course[-EPOCH:])
+    print(f"losses {course}")  # noqa: T201
+    assert last < 0.6 * first, course
 
 
 def test_a_strong_fault_moves_the_answers(

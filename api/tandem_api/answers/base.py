@@ -59,6 +59,7 @@ class Timing(Answer):
     onset: int | None = shown(96, "First affected step.")
     bursts: int = shown(4)
     longest_burst: int = shown(9)
+    gaps: int = shown(16)
     mean_gap: float | None = shown(31.5)
     longest_gap: int | None = shown(250)
     burstiness: float | None = shown(0.61)

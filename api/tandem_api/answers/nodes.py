@@ -68,6 +68,7 @@ class DeviceLine(Answer):
     device_hours: float = shown(0.3)
     mismatched_sites: int = shown(17)
     mismatched_elements: int = shown(1204)
+    present: bool = shown(True, "False: replaced since.")
 
 
 class MapLine(Answer):
@@ -149,17 +150,11 @@ class NodeRun(Answer):
     mismatched_elements: int = shown(1204)
     device_hours: float = shown(0.6)
     devices: list[str] = shown(["cuda:0", "cuda:1"])
-    timing: Timing2 | None
+    timing: Timing | None
     timeline: list[TimelineBin]
     noise: RunNoise | None
     drifts: list[RunDrift]
     loss_spikes: dict[str, list[int]] = shown({})
-
-
-class Timing2(Timing):
-    """With all gaps."""
-
-    gaps: Any = shown([31, 250], "Steps between affected steps: how often each length.")
 
 
 class Decision(Answer):
@@ -209,7 +204,7 @@ class NodeAnswer(Answer):
     nullified_elements: int = shown(0)
     zero_reference_elements: int = shown(0)
     uncounted_mismatches: int = shown(0)
-    timing: Timing2
+    timing: Timing
     wcnts: float | None = shown(None)
     wcnts_unbounded: bool = shown(False)
     wcnts_run: str | None = shown(None)
