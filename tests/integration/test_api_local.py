@@ -89,6 +89,12 @@ def supervisor(home: Home, run: str) -> psutil.Process:
     return found
 
 
+def steps(api: Serving, run: str) -> int:
+    """The last step that is stored of a run."""
+    stored = api.look(run)["stored"]
+    return 0 if stored is None or stored["progress"] is None else stored["progress"]["step"] or 0
+
+
 def test_a_run_from_its_order_to_its_report(home: Home) -> None:
     with served(home) as api:
         assert api.token_file.stat().st_mode & 0o777 == 0o600
@@ -121,10 +127,7 @@ def test_a_run_outlives_the_api_and_is_found_again(home: Home) -> None:
         run = api.launch(LONG, **{"Idempotency-Key": "k"})
         waiting = api.launch(ORDER)
         api.wait(run, "running")
-        deadline = time.monotonic() + DEADLINE_S
-        while api.look(run)["stored"] is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: steps(api, run) >= 2, "two steps")
         assert api.look(waiting)["state"] == "pending"
         api.end(signal.SIGKILL)
         process = supervisor(home, run)
@@ -151,14 +154,9 @@ def test_a_run_outlives_the_api_and_is_found_again(home: Home) -> None:
 def test_a_killed_supervisor_leaves_an_inconclusive_run(home: Home) -> None:
     with served(home) as api:
         run = api.launch(LONG)
-        deadline = time.monotonic() + DEADLINE_S
-        while not (stored := api.look(run)["stored"]) or not (stored["progress"] or {}).get("step"):
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: steps(api, run) >= 1, "a step")
         os.kill(supervisor(home, run).pid, signal.SIGKILL)
-        while api.look(run)["launch"]["state"] == "running":
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(lambda: api.look(run)["launch"]["state"] != "running", "its end")
         found = api.look(run)
         assert (found["state"], found["stored"]["verdict"]) == ("finished", "inconclusive")
         following = api.launch(ORDER)
