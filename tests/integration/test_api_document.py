@@ -20,7 +20,7 @@ from schemathesis import GenerationMode
 from schemathesis.checks import CHECKS
 from sqlalchemy import text
 
-from api_server import TOKEN, Served, own_database, serving
+from api_server import DEADLINE_S, TOKEN, Served, own_database, serving
 from node_runs import BEGAN, HOUR, node_run, store_run
 from tandem.db.engine import connect
 from tandem_api import openapi
@@ -92,10 +92,11 @@ def api(database_server: str, tmp_path_factory: pytest.TempPathFactory) -> Itera
         for group in ("attempts", "steps", "mismatches", "controls", "closings"):
             setattr(sick, group, [msgspec.structs.replace(r, run_id=known) for r in getattr(sick, group)])
         sick.run = msgspec.structs.replace(sick.run, run_id=known)
-        for records in (node_run(kind="null", suspect="well-1", reference="well-2"), sick):
+        doubtful = node_run(hits={3: 5}, began=BEGAN + HOUR, suspect="gpu-18")  # the fuzzer clears the other one
+        for records in (node_run(kind="null", suspect="well-1", reference="well-2"), doubtful, sick):
             store_run(engine, records)
         with engine.connect() as conn:
-            assert conn.scalar(text("SELECT count(*) FROM runs")) == 2
+            assert conn.scalar(text("SELECT count(*) FROM runs")) == 3
         engine.dispose()
         launcher = Waiting(url, url, folder=tmp_path_factory.mktemp("launches"))
         with serving(url, launcher=launcher, events={"poll_seconds": 0.05}) as served:
@@ -128,7 +129,7 @@ def test_a_fuzzer_finds_no_server_error_and_no_undocumented_answer(
     def send(case: Any, known: bool) -> None:
         if known and case.path_parameters and mode is GenerationMode.POSITIVE:
             case.path_parameters.update({k: v for k, v in KNOWN.items() if k in case.path_parameters})
-        case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"}, checks=checks, timeout=30)
+        case.call_and_validate(headers={"Authorization": f"Bearer {TOKEN}"}, checks=checks, timeout=DEADLINE_S)
 
     try:
         send()
@@ -145,13 +146,13 @@ def test_a_generated_client_works(api: Served) -> None:
     assert launch.state == "pending"
     run = call.get_run(parameters={"run_id": launch.run})
     assert (run.state, plain(run)["launch"]["run"]) == ("pending", launch.run)
-    page = call.list_runs(parameters={"page_size": 1})
-    assert len(page.runs) == 1
-    following = call.list_runs(parameters={"page_size": 1, "page_token": page.next_page_token})
-    assert RUN in {plain(found)["runs"][0]["run"] for found in (page, following)}
+    page = call.list_runs(parameters={"page_size": 2})
+    assert len(page.runs) == 2
+    following = call.list_runs(parameters={"page_size": 2, "page_token": page.next_page_token})
+    assert RUN in {each["run"] for found in (page, following) for each in plain(found)["runs"]}
     rows = call.list_mismatches(parameters={"run_id": RUN, "phase": "fwd"})
     assert plain(rows)["mismatches"][0]["mismatched"] == 5
-    assert call.get_node(parameters={"name": "gpu-17"}).verdict == "suspected"
+    assert call.get_node(parameters={"name": "gpu-18"}).verdict == "suspected"
     assert call.cancel_run(parameters={"run_id": launch.run}).state == "failed"
     with pytest.raises(aiopenapi3.errors.HTTPClientError) as error:
         call.cancel_run(parameters={"run_id": launch.run})
@@ -164,7 +165,7 @@ def plain(model: Any) -> Any:
 
 
 def _session(*args: Any, **kwargs: Any) -> httpx2.Client:
-    return httpx2.Client(*args, **kwargs)
+    return httpx2.Client(*args, **{**kwargs, "timeout": DEADLINE_S})
 
 
 _session.__annotations__["return"] = httpx2.Client  # the library looks at it to see that this is no async client
