@@ -71,7 +71,8 @@ class Watch:
                 lines = Path(f"/proc/{pid}/status").read_text().splitlines()
             except OSError:  # it has ended
                 continue
-            self.peak[role] = next((1024 * int(s.split()[1]) for s in lines if s.startswith("VmHWM:")), 0)
+            found = (1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+            self.peak[role] = max(self.peak.get(role, 0), *found, 0)
 
 
 @pytest.fixture(scope="module")
