@@ -22,9 +22,9 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("state", "working", "free", "ahead"),
     [
-        (2 * GIB, GIB, 8 * GIB, 1),
-        (2 * GIB, GIB, 7 * GIB, 0),  # seven are needed, and not all that is free is counted on
-        (2 * GIB, 3 * GIB, 8 * GIB, 0),
+        (2 * GIB, GIB, 14 * GIB, 1),
+        (2 * GIB, GIB, 13 * GIB, 0),  # seven are needed, and only half of what is free is counted on
+        (2 * GIB, 3 * GIB, 14 * GIB, 0),
         (2 * GIB, GIB, 2 * GIB, 0),  # not even one step fits: the run is tried all the same
         (2 * GIB, GIB, 0, 0),
         (1000, 1000, 4 * GIB, 1),
@@ -39,7 +39,7 @@ def test_a_step_runs_ahead_where_its_state_fits_too(state: int, working: int, fr
 def test_what_runs_ahead_fits_and_more_memory_never_means_less(state: int, working: int, free: int) -> None:
     room = Room(state, working, free, "device")
     assert 0 <= room.ahead <= MOST
-    assert room.ahead == 0 or room.needed(room.ahead) <= USABLE * free
+    assert room.ahead == 0 or room.needed(room.ahead) <= USABLE["device"] * free
     assert Room(state, working, free + state, "device").ahead >= room.ahead
     assert Room(state + 1, working, free, "device").ahead <= room.ahead
 

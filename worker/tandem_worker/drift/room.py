@@ -8,13 +8,14 @@ runs ahead. The bits are the same.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tandem_worker.chain import Plan
 
 MOST = 1
 """Steps ahead at most: enough that the devices never wait for the comparison."""
-USABLE = 0.9
-"""Share of the free memory that is counted on."""
+USABLE = {"device": 0.9, "host": 0.5}
+"""Share of the free memory that is counted on; a host's is everybody's, and may be gone a moment later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,8 @@ class Room:
     """Bytes that the step's program needs beside its inputs and outputs."""
     free: int | None
     """Bytes that are there for this side; None: not known."""
-    source: str
-    """Who says so: ``device`` or ``host``."""
+    source: Literal["device", "host"]
+    """Who says so."""
 
     def needed(self, ahead: int) -> int:
         """Bytes beyond what is held, where so many steps run ahead."""
@@ -39,7 +40,7 @@ class Room:
         """Steps that may be ahead: as many as fit, none if not even one does; all if nothing is known."""
         if self.free is None:
             return MOST
-        return max((n for n in range(1, MOST + 1) if self.needed(n) <= USABLE * self.free), default=0)
+        return max((n for n in range(1, MOST + 1) if self.needed(n) <= USABLE[self.source] * self.free), default=0)
 
 
 def state_bytes(plan: Plan) -> int:
