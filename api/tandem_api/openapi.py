@@ -45,6 +45,7 @@ def _complete(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(
         title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes,
         tags=app.openapi_tags, license_info=app.license_info, separate_input_output_schemas=False,
+        servers=[{"url": "/", "description": "Where the document came from."}],
     )  # fmt: skip
     schemas = found["components"]["schemas"]
     problem = ProblemDetails.model_json_schema(ref_template="#/components/schemas/{model}")
