@@ -156,7 +156,8 @@ def test_a_generated_client_works(api: Served) -> None:
     assert call.cancel_run(parameters={"run_id": launch.run}).state == "failed"
     with pytest.raises(aiopenapi3.errors.HTTPClientError) as error:
         call.cancel_run(parameters={"run_id": launch.run})
-    assert (error.value.status_code, error.value.data.type) == (409, "urn:tandem:problem:ended")
+    assert error.value.status_code == 409
+    assert json.loads(error.value.data)["type"] == "urn:tandem:problem:ended"  # type: ignore[arg-type]
 
 
 def plain(model: Any) -> Any:
