@@ -98,6 +98,7 @@ def check_random_faults(count: int, seed: int) -> None:
     assert keys[SyncMode.FULL] == keys[SyncMode.DIGEST]
 
 
+@pytest.mark.timeout(3000)
 def test_random_faults_are_found_alike_in_all_modes() -> None:
     """The counts are the injector's, site by site, and the modes agree: each site class twice, each kind six times.
 
