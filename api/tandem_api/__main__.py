@@ -6,10 +6,10 @@ The database's URL comes from the file that ``TANDEM_DB_FILE`` names (by default
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from tandem.db.engine import mounted_url
 from tandem.errors import TandemError
 from tandem.kube.client import Kube
 from tandem.pairing.policy import read_policy
@@ -18,7 +18,7 @@ from tandem.yaml_file import read_mapping
 from tandem_api.launch.cluster import ClusterLauncher
 from tandem_api.reads.store import Store
 from tandem_api.security.cluster import ClusterAuthenticator
-from tandem_api.serve import bound, database_url, run
+from tandem_api.serve import bound, run
 from tandem_api.settings import Settings
 
 PORT = 8080
@@ -48,9 +48,8 @@ def serve(config: Path | None, policy: Path | None, host: str, port: int) -> int
     values = {} if config is None else read_mapping(config, "settings")
     settings = validate(Settings, values, f"settings {config}")
     rules = read_policy({} if policy is None else read_mapping(policy, "policy"))
-    in_cluster = "KUBERNETES_SERVICE_HOST" in os.environ
-    kube = Kube.in_cluster(settings.namespace) if in_cluster else Kube.connect(namespace=settings.namespace)
-    url = database_url()
+    kube = Kube.connect(namespace=settings.namespace)
+    url = mounted_url()
     with bound(host, port) as listening:
 
         def parts() -> tuple[Store, ClusterLauncher, ClusterAuthenticator]:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -26,8 +24,6 @@ from tandem_api.reads.store import Store
 from tandem_api.security.authenticate import Authenticator
 from tandem_api.settings import Settings
 
-PORT = 7780
-"""Without any other wish."""
 DEAD_MS = 30_000
 """A connection whose other side acknowledges nothing for so long is dropped, also while data wait for it."""
 GRACE_S = 5
@@ -168,21 +164,3 @@ def run(
         return 0
 
     return asyncio.run(main())
-
-
-def database_url() -> str:
-    """The URL that the Secret holds, from its file; never an argument.
-
-    Raises:
-        SetupError: there is none.
-    """
-    from tandem.worker_io import DATABASE_FOLDER
-
-    path = Path(os.environ.get("TANDEM_DB_FILE", f"{DATABASE_FOLDER}/uri"))
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise SetupError(
-            f"the database's URL cannot be read from {path} ({error.strerror}): mount the Secret there, "
-            "or name its file in TANDEM_DB_FILE"
-        ) from None

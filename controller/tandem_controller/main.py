@@ -13,16 +13,15 @@ from typing import Any
 
 from sqlalchemy import Engine
 
-from tandem.db.engine import connect
+from tandem.db.engine import connect, mounted_url
 from tandem.db.fence import newest
-from tandem.errors import SetupError, TandemError
+from tandem.errors import TandemError
 from tandem.kube.client import Kube
 from tandem.kube.lease import Election
 from tandem.pairing.policy import read_policy
 from tandem.pairrun import names
 from tandem.serve import check, exposition, serve
 from tandem.spec import validate
-from tandem.worker_io import DATABASE_FOLDER
 from tandem.yaml_file import read_mapping
 from tandem_controller.controller import Controller
 from tandem_controller.metrics import Metrics
@@ -49,11 +48,11 @@ def run(config: Path, policy: Path | None, *, uninstall: bool = False) -> int:
     )
     settings = validate(Settings, read_mapping(config, "settings"), f"settings {config}")
     rules = read_policy(read_mapping(policy, "policy") if policy is not None else {})
-    kube = Kube.in_cluster(settings.namespace) if _in_cluster() else Kube.connect(namespace=settings.namespace)
+    kube = Kube.connect(namespace=settings.namespace)
     if uninstall:
         release(kube, settings.namespace)
         return 0
-    engine = connect(database_url(), pool_size=settings.workers + 2)
+    engine = connect(mounted_url(), pool_size=settings.workers + 2)
     return Process(kube, engine, settings, rules).run()
 
 
@@ -125,23 +124,3 @@ class Process:
 
     def _wrong(self) -> str | None:
         return self.controller.wrong() if self.controller is not None else None
-
-
-def database_url() -> str:
-    """The URL that the Secret holds, from its file; never an argument.
-
-    Raises:
-        SetupError: there is none.
-    """
-    path = Path(os.environ.get("TANDEM_DB_FILE", f"{DATABASE_FOLDER}/uri"))
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise SetupError(
-            f"the database's URL cannot be read from {path} ({error.strerror}): mount the Secret there, "
-            "or name its file in TANDEM_DB_FILE"
-        ) from None
-
-
-def _in_cluster() -> bool:
-    return "KUBERNETES_SERVICE_HOST" in os.environ

@@ -6,8 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from tandem.vocabulary import Kind, NodeVerdict, Verdict, Workload
-from tandem_api.answers.base import AT, RUN, Answer, Bound, Counted, NextPage, Rate, Timing, shown
+from tandem.vocabulary import NodeVerdict
+from tandem_api.answers.base import (
+    AT,
+    RUN,
+    Answer,
+    Bound,
+    ClassCounts,
+    Counted,
+    Damage,
+    NextPage,
+    Rate,
+    RunHead,
+    Timing,
+    shown,
+)
 from tandem_api.answers.runs import LaunchAnswer
 
 
@@ -45,21 +58,11 @@ class NodePage(NextPage):
     nodes: list[FleetNode]
 
 
-class ClassLine(Answer):
-    phase: str = shown("fwd")
-    module: str = shown("attn")
-    tensor: str = shown("out")
-    sites: int = shown(16_000)
-    elements: int = shown(16_000_000)
-    mismatched_sites: int = shown(17)
-    mismatched_elements: int = shown(1204)
+class ClassLine(ClassCounts):
     steps: int = shown(2000)
     affected_steps: int = shown(17)
     per_element: Rate | None
     per_step: Rate | None
-    severity_mean: float | None = shown(0.5)
-    severity_median: float | None = shown(0.25)
-    severity_max: float | None = shown(4.0)
 
 
 class DeviceLine(Answer):
@@ -124,21 +127,11 @@ class RunDrift(Answer):
     nonfinite: int = shown(0)
 
 
-class NodeRun(Answer):
+class NodeRun(RunHead):
     """A run behind the profile."""
 
-    run: str = shown(RUN)
     counted: bool = shown(True, "Whether its numbers are in the profile.")
     note: str = shown("", "Why not.")
-    kind: Kind = shown("suspect")
-    workload: Workload = shown("submodule")
-    model: str = shown("small")
-    reference_node: str = shown("gpu-3")
-    suspect_node: str = shown("gpu-17")
-    verdict: Verdict | None = shown("mismatch")
-    reason: str = shown("completed")
-    created_at: float = shown(AT)
-    finished_at: float | None = shown(AT + 600)
     executables: str | None = shown("ab12")
     findings: int = shown(17)
     evidence: str = shown("rank 1, fwd/attn, 7.5e-5, transient")
@@ -165,7 +158,7 @@ class Decision(Answer):
     run: str | None = shown(None)
 
 
-class NodeAnswer(Answer):
+class NodeAnswer(Damage):
     """What the records say of a node."""
 
     node: str = shown("gpu-17")
@@ -195,15 +188,7 @@ class NodeAnswer(Answer):
     ranks: dict[str, Counted]
     layer_map: list[MapLine]
     rank_map: list[MapLine]
-    bits: dict[str, list[int]] = shown({"16": [0] * 16})
     severities: list[SeverityBin]
-    extents: dict[str, int] = shown({"tile": 17})
-    replays: dict[str, int] = shown({"transient": 15})
-    findings: dict[str, int] = shown({})
-    nonfinite_elements: int = shown(0)
-    nullified_elements: int = shown(0)
-    zero_reference_elements: int = shown(0)
-    uncounted_mismatches: int = shown(0)
     timing: Timing
     wcnts: float | None = shown(None)
     wcnts_unbounded: bool = shown(False)
@@ -241,6 +226,3 @@ class Clear(Answer):
         extra="forbid", frozen=True, json_schema_extra={"examples": [{"reason": "board replaced, RMA 4711"}]}
     )
     reason: str = Field(min_length=1, max_length=2000, pattern=r"\S", description="Why: it is kept for ever.")
-
-
-NodeRun.model_rebuild()

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from tandem.vocabulary import Arm, AttemptState, Cause, Extent, Kind, Module, Phase, ReplayClass, Verdict, Workload
-from tandem_api.answers.base import AT, RUN, Answer, NextPage, shown
+from tandem.vocabulary import Arm, AttemptState, Cause, Extent, Kind, Module, Phase, ReplayClass, Workload
+from tandem_api.answers.base import AT, RUN, Answer, NextPage, RunHead, Severities, shown
 
 
-class RunItem(Answer):
+class RunItem(RunHead):
     """One run of the list, as `tandem runs --json` has it."""
 
-    run: str = shown(RUN, "Id (UUIDv7).")
-    verdict: Verdict | None = shown("mismatch", "Null before the end.")
-    reason: str = shown("completed", "Stable name: see docs/reasons.md.")
     state: Literal["running", "finished"] = shown("finished")
-    created_at: float = shown(AT, "UTC seconds, as all times.")
-    finished_at: float | None = shown(AT + 600)
-    workload: Workload = shown("submodule")
-    kind: Kind = shown("suspect")
-    model: str = shown("small")
     synthetic: bool = shown(False, "Faults were injected: it says nothing about a node.")
-    reference_node: str = shown("gpu-3")
-    suspect_node: str = shown("gpu-17")
     attempts: int = shown(1)
     step_rows: int = shown(2001, "Stored steps, step 0 included.")
     sites_compared: int = shown(1_300_000)
@@ -138,7 +128,7 @@ class StepAnswer(Answer):
     sync: str = shown("optimistic")
 
 
-class MismatchAnswer(Answer):
+class MismatchAnswer(Severities):
     """One rank's tensor that differed at one site; columns as in docs/records.md."""
 
     attempt: int = shown(1)
@@ -152,9 +142,6 @@ class MismatchAnswer(Answer):
     cause: Cause = shown("compute")
     elements: int = shown(65536)
     mismatched: int | None = shown(12)
-    severity_mean: float | None = shown(0.5)
-    severity_median: float | None = shown(0.25)
-    severity_max: float | None = shown(4.0)
     zero_reference: int | None = shown(0)
     nonfinite: int | None = shown(0)
     nullified: int | None = shown(0)

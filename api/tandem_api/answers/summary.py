@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from tandem.vocabulary import Arm, Kind, Verdict, Workload
-from tandem_api.answers.base import AT, RUN, Answer, Bound, Counted, Timing, shown
+from tandem.vocabulary import Arm
+from tandem_api.answers.base import Answer, Bound, ClassCounts, Counted, Damage, RunHead, Severities, Timing, shown
 
 
 class Share(Answer):
@@ -16,26 +16,16 @@ class Share(Answer):
     high: float | None = shown(0.0136)
 
 
-class ClassCounts(Answer):
-    phase: str = shown("fwd")
-    module: str = shown("attn")
-    tensor: str = shown("out")
-    sites: int = shown(16_000)
-    elements: int = shown(16_000_000)
-    mismatched_sites: int = shown(17)
-    mismatched_elements: int = shown(1204)
+class OtherTensors(ClassCounts):
     frequency: float | None = shown(7.5e-5)
-    severity_mean: float | None = shown(0.5)
-    severity_median: float | None = shown(0.25)
-    severity_max: float | None = shown(4.0)
 
 
-class TableLine(ClassCounts):
+class TableLine(OtherTensors):
     per_step: Share | None
     per_element: Share | None
 
 
-class FirstMismatch(Answer):
+class FirstMismatch(Severities):
     attempt: int = shown(1)
     step: int = shown(96)
     site: int = shown(31)
@@ -47,9 +37,6 @@ class FirstMismatch(Answer):
     cause: str = shown("compute")
     elements: int = shown(65536)
     mismatched: int | None = shown(12)
-    severity_mean: float | None = shown(0.5)
-    severity_median: float | None = shown(0.25)
-    severity_max: float | None = shown(4.0)
     first_index: int | None = shown(17)
     extent: str | None = shown("tile")
     replay: str = shown("transient")
@@ -167,22 +154,12 @@ class FaultLog(Answer):
     exact: bool = shown(True)
 
 
-class SummaryAnswer(Answer):
+class SummaryAnswer(Damage, RunHead):
     """Everything that the records of a run say."""
 
-    run: str = shown(RUN)
-    verdict: Verdict | None = shown("mismatch")
-    reason: str = shown("completed")
     sentence: str = shown("mismatch: 1,204 of 4.2e11 elements in 17 sites")
     state: str = shown("finished")
-    created_at: float = shown(AT)
-    finished_at: float | None = shown(AT + 600)
-    workload: Workload = shown("submodule")
-    kind: Kind = shown("suspect")
-    model: str = shown("small")
     synthetic: bool = shown(False)
-    reference_node: str = shown("gpu-3")
-    suspect_node: str = shown("gpu-17")
     spec: dict[str, Any] = shown({"workload": "submodule"})
     fingerprint: str | None = shown("ab12cd34")
     parity: dict[str, Any] = shown({"jaxlib": "0.10.2"})
@@ -194,23 +171,15 @@ class SummaryAnswer(Answer):
     mismatched_sites: int = shown(17)
     mismatched_elements: int = shown(1204)
     table: list[TableLine]
-    other_tensors: list[ClassCounts]
-    findings: dict[str, int] = shown({"state": 1})
-    uncounted_mismatches: int = shown(0)
+    other_tensors: list[OtherTensors]
     first_mismatch: FirstMismatch | None
     ranks: dict[str, Counted]
     layers: dict[str, Counted]
-    replays: dict[str, int] = shown({"transient": 15})
-    extents: dict[str, int] = shown({"tile": 17})
-    bits: dict[str, list[int]] = shown({"16": [0] * 16})
     steps_affected: Share | None
     timing: Timing
     gradient_noise: Noise | None
     drift: Drift | None
     answers: list[AnswerLine]
-    nonfinite_elements: int = shown(0)
-    nullified_elements: int = shown(0)
-    zero_reference_elements: int = shown(0)
     controls: list[Control]
     devices: list[str] = shown(["cuda:0", "cuda:1"])
     device_hours: float = shown(0.6)

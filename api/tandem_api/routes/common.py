@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Path, Query
+from starlette.responses import HTMLResponse
 
 from tandem_api import pages
-from tandem_api.problems import MEDIA, ProblemDetails
+from tandem_api.problems import MEDIA
+from tandem_api.security.limits import HTML_POLICY
 
 _WHY = {
     400: "The body is not JSON, or the page token is none of this list.",
@@ -28,28 +31,34 @@ _WHY = {
 _RETRY = {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}}
 
 
+def problem(status: int) -> dict[str, Any]:
+    """Documentation of one error."""
+    out = {
+        "description": _WHY[status],
+        "content": {MEDIA: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
+    }
+    return out | {"headers": _RETRY} if status in (429, 503) else out
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Documentation of a route's errors; those that every route may give are added."""
-    out: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({401, 403, 422, 429, 500, *statuses}):
-        out[status] = {
-            "description": _WHY[status],
-            "content": {MEDIA: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
-        }
-        if status in (429, 503):
-            out[status]["headers"] = _RETRY
-    return out
+    return {status: problem(status) for status in sorted({401, 403, 422, 429, 500, *statuses})}
 
 
-HTML: dict[str, Any] = {
-    "description": "One self-contained HTML file.", "content": {"text/html": {"schema": {"type": "string"}}}
-}  # fmt: skip
+REPORT: dict[int | str, dict[str, Any]] = {
+    200: {"description": "One self-contained HTML file.", "content": {"text/html": {}}}
+}
+
+
+def html(text: str, headers: Mapping[str, str] | None = None) -> HTMLResponse:
+    """A page that may load and run nothing from elsewhere."""
+    return HTMLResponse(text, headers={"Content-Security-Policy": HTML_POLICY, **(headers or {})})
+
+
 READ = (503, 504)
 """Of what asks the database."""
 WRITE = (400, 408, 413, 503)
 """Of what takes a body and changes something."""
-
-__all__ = ["HTML", "READ", "WRITE", "Limit", "ProblemDetails", "RunId", "Token", "problems"]
 
 RunId = Annotated[UUID, Path(description="Id of the run.", examples=["0199a1b2-3c4d-7e5f-8a6b-7c8d9e0f1a2b"])]
 Limit = Annotated[int, Query(ge=1, le=pages.LARGEST, description="Most rows of the page.")]

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from jinja2 import Environment
 from starlette.responses import HTMLResponse
 
-from tandem_api.security.limits import HTML_POLICY
+from tandem_api.routes.common import html
 
 router = APIRouter(include_in_schema=False)
 _PAGE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string(
@@ -51,7 +51,7 @@ async def page(request: Request) -> HTMLResponse:
     document = request.app.openapi()
     operations = [(path, method, o) for path, item in document["paths"].items() for method, o in item.items()]
     text = _PAGE.render(d=document, operations=operations, shown=_shown)
-    return HTMLResponse(text, headers={"Content-Security-Policy": HTML_POLICY, "Cache-Control": "no-cache"})
+    return html(text, {"Cache-Control": "no-cache"})
 
 
 def _shown(value: Any) -> str:

@@ -11,14 +11,10 @@ from starlette.responses import Response
 import tandem
 from tandem_api.answers.catalogue import Alive
 from tandem_api.parts import AppParts, Json
-from tandem_api.problems import MEDIA, away
+from tandem_api.problems import away
+from tandem_api.routes.common import problem
 
 router = APIRouter(tags=["health"])
-_AWAY = {
-    "description": "Something that is needed is away; `detail` says what.",
-    "content": {MEDIA: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}},
-    "headers": {"Retry-After": {"description": "Seconds to wait.", "schema": {"type": "integer"}}},
-}
 _TEXT: dict[str, Any] = {
     "description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}
 }  # fmt: skip
@@ -30,7 +26,7 @@ async def alive(parts: AppParts) -> Response:
     return Json({"status": "ok", "mode": parts.launcher.mode, "version": tandem.__version__})
 
 
-@router.get("/readyz", response_model=Alive, responses={503: _AWAY}, openapi_extra={"security": []})
+@router.get("/readyz", response_model=Alive, responses={503: problem(503)}, openapi_extra={"security": []})
 async def ready(parts: AppParts) -> Response:
     """Reads and launches both work: the database answers with this version's schema, and so does whoever runs pairs."""
     for why in (await parts.store.wrong(), parts.launcher.wrong()):

@@ -19,9 +19,8 @@ from tandem_api.answers.nodes import Clear, HistoryPage, NodeAnswer, NodePage
 from tandem_api.launch.launcher import State
 from tandem_api.parts import AppParts, CanGet, CanList, CanUpdate, Json
 from tandem_api.problems import Problem, invalid, not_found
-from tandem_api.routes.common import READ, WRITE, Limit, NodeName, Token, problems
+from tandem_api.routes.common import READ, REPORT, WRITE, Limit, NodeName, Token, html, problems
 from tandem_api.routes.runs import launch_json
-from tandem_api.security.limits import HTML_POLICY
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
@@ -60,15 +59,11 @@ async def get_node(parts: AppParts, _: CanGet, name: NodeName) -> Response:
 @router.get(
     "/{name}/report",
     response_class=HTMLResponse,
-    responses={
-        200: {"description": "One self-contained HTML file.", "content": {"text/html": {}}},
-        **problems(404, *READ),
-    },
+    responses={**REPORT, **problems(404, *READ)},
 )
 async def get_node_report(parts: AppParts, _: CanGet, name: NodeName) -> Response:
     """A node as one HTML file: as `tandem report NAME`."""
-    text = await parts.store.whole(_report, name)
-    return HTMLResponse(text, headers={"Content-Security-Policy": HTML_POLICY})
+    return html(await parts.store.whole(_report, name))
 
 
 @router.get("/{name}/history", response_model=HistoryPage, responses=problems(400, 404, *READ))

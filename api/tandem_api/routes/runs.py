@@ -24,8 +24,7 @@ from tandem_api.parts import AppParts, CanCreate, CanDelete, CanGet, CanList, Js
 from tandem_api.problems import Problem, not_found
 from tandem_api.reads import records
 from tandem_api.reads.runs import detail
-from tandem_api.routes.common import READ, WRITE, Limit, RunId, Token, problems
-from tandem_api.security.limits import HTML_POLICY
+from tandem_api.routes.common import READ, REPORT, WRITE, Limit, RunId, Token, html, problems
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 Node = Annotated[
@@ -135,15 +134,11 @@ async def get_summary(parts: AppParts, _: CanGet, run_id: RunId) -> Response:
 @router.get(
     "/{run_id}/report",
     response_class=HTMLResponse,
-    responses={
-        200: {"description": "One self-contained HTML file.", "content": {"text/html": {}}},
-        **problems(404, *READ),
-    },
+    responses={**REPORT, **problems(404, *READ)},
 )
 async def get_report(parts: AppParts, _: CanGet, run_id: RunId) -> Response:
     """A run as one HTML file: as `tandem report`."""
-    text = await parts.store.whole(_report, run_id)
-    return HTMLResponse(text, headers={"Content-Security-Policy": HTML_POLICY})
+    return html(await parts.store.whole(_report, run_id))
 
 
 @router.get("/{run_id}/steps", response_model=StepPage, responses=problems(400, 404, *READ))

@@ -40,16 +40,9 @@ def url_of(db: str | None, db_file: Path | None) -> str | None:
     Raises:
         DatabaseError: the file cannot be read or holds none.
     """
-    if db or db_file is None:
-        return db
-    try:
-        url = db_file.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not plain text"
-        raise DatabaseError(f"the file {db_file} with the database's URL cannot be read ({why})") from None
-    if not url:
-        raise DatabaseError(f"the file {db_file} is empty: it must hold the database's URL")
-    return url
+    from tandem.db.engine import url_in
+
+    return db if db or db_file is None else url_in(db_file)
 
 
 @app.command()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -12,6 +14,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError
 
 from tandem.errors import DatabaseError
+from tandem.worker_io import DATABASE_FOLDER
 
 CONNECT_TIMEOUT_S = 5
 STATEMENT_TIMEOUT_S = 60
@@ -33,6 +36,31 @@ def parse(url: str) -> URL:
     if parsed.drivername not in ("postgresql", "postgres", "postgresql+psycopg"):
         raise DatabaseError(f"a {parsed.drivername} database cannot be used: give a postgresql:// URL")
     return parsed.set(drivername="postgresql+psycopg")
+
+
+def url_in(file: Path) -> str:
+    """The URL that a file holds; how services and Jobs are told: never as an argument.
+
+    Raises:
+        DatabaseError: the file cannot be read or holds none.
+    """
+    try:
+        url = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not plain text"
+        raise DatabaseError(f"the file {file} with the database's URL cannot be read ({why})") from None
+    if not url:
+        raise DatabaseError(f"the file {file} is empty: it must hold the database's URL")
+    return url
+
+
+def mounted_url() -> str:
+    """The URL in a service's pod: in the file that TANDEM_DB_FILE names, by default where the Secret is mounted.
+
+    Raises:
+        DatabaseError: the file cannot be read or holds none.
+    """
+    return url_in(Path(os.environ.get("TANDEM_DB_FILE", f"{DATABASE_FOLDER}/uri")))
 
 
 def conninfo(url: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
 import msgspec
@@ -122,18 +122,31 @@ def stored_counts(engine: Engine, run_id: UUID, attempt: int) -> StoredCounts:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
 
 
-def list_runs(
-    engine: Engine,
-    limit: int = 50,
-    *,
-    node: str | None = None,
-    verdict: str | None = None,
-    state: str | None = None,
-    workload: str | None = None,
-    kind: str | None = None,
-    synthetic: bool | None = None,
-    before: UUID | None = None,
-) -> list[RunSummaryRow]:
+class RunFilters(TypedDict, total=False):
+    """Which runs; None and what is left out: any."""
+
+    node: str | None
+    """On either side."""
+    verdict: str | None
+    """``match``, ``mismatch`` or ``inconclusive``."""
+    state: str | None
+    """``running`` or ``finished``."""
+    workload: str | None
+    kind: str | None
+    synthetic: bool | None
+    """Only synthetic, or only real runs."""
+    before: UUID | None
+    """Only runs older than this one (the last of the page before)."""
+    not_before: UUID | None
+    """Only this run and newer ones."""
+    run_id: UUID | None
+    """Only this one."""
+
+
+_EQUAL = ("verdict", "state", "workload", "kind", "synthetic", "run_id")
+
+
+def list_runs(engine: Engine, limit: int = 50, **filters: Unpack[RunFilters]) -> list[RunSummaryRow]:
     """As ``runs_page``, from an engine.
 
     Raises:
@@ -141,53 +154,21 @@ def list_runs(
     """
     try:
         with engine.connect() as conn:
-            return runs_page(
-                conn, limit, node=node, verdict=verdict, state=state, workload=workload, kind=kind,
-                synthetic=synthetic, before=before,
-            )  # fmt: skip
+            return runs_page(conn, limit, **filters)
     except DBAPIError as error:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
 
 
-def runs_page(
-    conn: Connection,
-    limit: int = 50,
-    *,
-    node: str | None = None,
-    verdict: str | None = None,
-    state: str | None = None,
-    workload: str | None = None,
-    kind: str | None = None,
-    synthetic: bool | None = None,
-    before: UUID | None = None,
-    not_before: UUID | None = None,
-    run_id: UUID | None = None,
-) -> list[RunSummaryRow]:
-    """Runs with their totals, newest first; reads no step and no mismatch.
-
-    Args:
-        conn: in the caller's transaction.
-        limit: most runs.
-        node: on either side.
-        verdict: ``match``, ``mismatch`` or ``inconclusive``.
-        state: ``running`` or ``finished``.
-        workload: of the run.
-        kind: of the run.
-        synthetic: only synthetic, or only real runs.
-        before: only runs older than this one (the last of the page before).
-        not_before: only this id and newer ones.
-        run_id: only this run.
-    """
+def runs_page(conn: Connection, limit: int = 50, **filters: Unpack[RunFilters]) -> list[RunSummaryRow]:
+    """Runs with their totals, newest first, in the caller's transaction; reads no step and no mismatch."""
     limit = max(1, min(limit, _MAX_LIMIT))
-    wanted = {
-        "verdict": verdict, "state": state, "workload": workload, "kind": kind, "synthetic": synthetic,
-        "run_id": run_id,
-    }  # fmt: skip
-    conditions = [getattr(Run, name) == value for name, value in wanted.items() if value is not None]
-    if before is not None:
+    equal = {name: filters.get(name) for name in _EQUAL}
+    conditions = [getattr(Run, name) == value for name, value in equal.items() if value is not None]
+    if (before := filters.get("before")) is not None:
         conditions.append(Run.run_id < before)
-    if not_before is not None:
+    if (not_before := filters.get("not_before")) is not None:
         conditions.append(Run.run_id >= not_before)
+    node = filters.get("node")
 
     def newest(*more: Any) -> Select[Any]:
         return select(Run).where(*conditions, *more).order_by(Run.run_id.desc()).limit(limit)

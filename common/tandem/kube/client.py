@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from tandem.errors import SetupError
-from tandem.kube.config import Access, access, in_cluster
+from tandem.kube.config import Access, access
 from tandem.kube.errors import NotFound, Unreachable, error_from, of_status
 
 Object = dict[str, Any]
@@ -53,7 +53,7 @@ class Kube:
     """A cluster. Any thread may use it.
 
     Args:
-        reached: the cluster; see `connect` and `in_cluster`.
+        reached: the cluster; see `connect`.
         namespace: where objects live unless a path says otherwise; default: the context's.
         timeout_s: how long an ordinary request may take to answer.
     """
@@ -67,21 +67,12 @@ class Kube:
     def connect(
         cls, *, kubeconfig: str | None = None, context: str | None = None, namespace: str | None = None
     ) -> Self:
-        """The cluster that kubectl would talk to; nothing is sent yet.
+        """The cluster that kubectl would talk to, in a pod without kubeconfig the pod's own; nothing is sent yet.
 
         Raises:
             SetupError: no configuration, no such context, or it cannot be read.
         """
         return cls(access(kubeconfig, context), namespace)
-
-    @classmethod
-    def in_cluster(cls, namespace: str | None = None) -> Self:
-        """The cluster of the pod that this process runs in; nothing is sent yet.
-
-        Raises:
-            SetupError: it runs in none.
-        """
-        return cls(in_cluster(), namespace)
 
     @property
     def server(self) -> str:
