@@ -121,7 +121,7 @@ class Store:
                 )
             if step not in self.steps():
                 raise OSError("the library says that it is saved, and it is not there")
-            self._listing(step).write_text(json.dumps(_sizes(self.folder / str(step))))
+            listing_of(self.folder / str(step)).write_text(json.dumps(_sizes(self.folder / str(step))))
             for old in self.steps()[:-KEPT]:
                 self._drop(old)
         except Exception as error:  # the library raises whatever its parts raise
@@ -133,15 +133,9 @@ class Store:
             if later > step:
                 self._drop(later)
 
-    def _listing(self, step: int) -> Path:
-        """Sizes of a checkpoint's files, written behind it: the library leaves its threads behind where a file ends
-        too early, so that one is not even opened.
-        """
-        return self.folder / f"{step}.files"
-
     def _drop(self, step: int) -> None:
         shutil.rmtree(self.folder / str(step))
-        self._listing(step).unlink(missing_ok=True)
+        listing_of(self.folder / str(step)).unlink(missing_ok=True)
 
     def load(self, step: int, specs: Mapping[str, TensorSpec], mesh: Any) -> tuple[Slots, Saved]:
         """The state after a step, on the mesh; the values are not checked yet.
@@ -149,12 +143,12 @@ class Store:
         Raises:
             CheckpointError: it is cut off, damaged, or does not have these slots.
         """
-        path, listing = self.folder / str(step), self._listing(step)
+        path = self.folder / str(step)
         saved = read_saved(path)
-        if not listing.exists() or json.loads(listing.read_text() or "{}") != _sizes(path):
-            raise CheckpointError(f"checkpoint {path} is cut off or damaged: its files are not those that were saved")
+        if not listing_of(path).exists():
+            raise CheckpointError(f"checkpoint {path} is cut off or damaged: the list of its files is missing")
         self.lineage = saved.lineage
-        return load_slots(self.folder / str(step), specs, mesh), saved
+        return load_slots(path, specs, mesh), saved
 
 
 def load_slots(path: Path, specs: Mapping[str, TensorSpec], mesh: Any) -> Slots:
@@ -164,6 +158,8 @@ def load_slots(path: Path, specs: Mapping[str, TensorSpec], mesh: Any) -> Slots:
         CheckpointError: as `Store.load`.
     """
     sharding = rank_sharding(mesh)
+    if not _whole(path):
+        raise CheckpointError(f"checkpoint {path} is cut off or damaged: its files are not those that were saved")
     wanted = {
         slot: jax.ShapeDtypeStruct((mesh.size, *spec.shape), np.dtype(spec.dtype), sharding=sharding)
         for slot, spec in specs.items()
@@ -250,6 +246,22 @@ def content_digest(path: Path) -> str:
     """Digest of a checkpoint's values, part of parity where both sides start from it."""
     saved = read_saved(path)
     return hashlib.sha256(json.dumps([saved.step, saved.digests], sort_keys=True).encode()).hexdigest()
+
+
+def listing_of(path: Path) -> Path:
+    """Sizes of a checkpoint's files, written behind it: the library leaves its threads behind where a file ends too
+    early, so that one is not even opened.
+    """
+    return path.with_name(f"{path.name}.files")
+
+
+def _whole(path: Path) -> bool:
+    """Whether a checkpoint has the files that were saved; a copy without its listing is left to the digests."""
+    listing = listing_of(path)
+    try:
+        return not listing.exists() or json.loads(listing.read_text()) == _sizes(path)
+    except (OSError, ValueError):
+        return False
 
 
 def _sizes(folder: Path) -> dict[str, int]:
