@@ -50,6 +50,8 @@ class Entry:
                 reached.add(at)
             elif opcode == "parameter":
                 parameters.add(at)
+            elif opcode == "conditional":
+                todo.extend(operands[1:])  # not its predicate, which says only that the branch is taken
             else:
                 todo.extend(operands)
         return reached, parameters

@@ -163,7 +163,8 @@ def compile_program(
         rows = local.pop() if fault_rows else None
         values, changes = compute(local, rows)
         if digests:
-            stored, lanes = _store_and_digest(tuple(values), conditional=mesh.devices.flat[0].platform == "cpu")
+            known = args[0] if mesh.devices.flat[0].platform == "cpu" else None
+            stored, lanes = _store_and_digest(tuple(values), known)
         else:
             stored, lanes = tuple(v[None] for v in values), jnp.zeros((len(values), 2), jnp.uint32)
         return (stored, lanes[None]) if changes is None else (stored, lanes[None], changes[None])
@@ -199,21 +200,26 @@ def fingerprint(compiled: Any) -> str:
     return hashlib.sha256(raw).hexdigest()
 
 
-def _store_and_digest(values: tuple[Array, ...], *, conditional: bool) -> tuple[tuple[Array, ...], Array]:
+def _store_and_digest(values: tuple[Array, ...], known: Array | None) -> tuple[tuple[Array, ...], Array]:
     """The outputs, rank-major behind a barrier, and the digests u32 ``[n, 2]`` of exactly these.
 
     The reshape to rank-major comes before the barrier: after it, it would be fused with a second copy of the producer.
+
+    Args:
+        values: what the program computed.
+        known: an input of the program where the compiler removes barriers (CPU): the digests are then in a branch.
     """
     stored: tuple[Array, ...] = lax.optimization_barrier(tuple(v[None] for v in values))
 
-    if not conditional:
+    if known is None:
         return stored, jnp.stack([digest.lanes(t[0]) for t in stored])
 
     def digests(*tensors: Array) -> Array:
         return digest.many_lanes([t[0] for t in tensors])
 
-    # Always true, which the compiler cannot know, not even where there is one rank only.
-    there = (digest.words(stored[0].reshape(-1)[:1])[0] | np.uint32(1)) != 0
+    # Always true, which the compiler cannot know, not even where there is one rank only. Read from an input: of an
+    # output, the compiler would compute a copy for it.
+    there = (digest.words(known.reshape(-1)[:1])[0] | np.uint32(1)) != 0
     return stored, lax.cond(there, digests, lambda *_: jnp.zeros((len(stored), 2), jnp.uint32), *stored)
 
 
