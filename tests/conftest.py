@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +87,16 @@ def _open_folder() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="tandem-test-"))
     folder.chmod(0o755)
     return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_one_module(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Compiled programs end with the module that uses them, also those that it caches: each holds dozens of mappings,
+    of which a process may have 65,530, and XLA crashes where it gets no more."""
+    yield
+    if "jax" in sys.modules:
+        for each in vars(request.module).values():
+            if callable(clear := getattr(each, "cache_clear", None)):
+                clear()
+        sys.modules["jax"].clear_caches()
+        gc.collect()
