@@ -16,6 +16,8 @@ BENCHES = {
     "visible": "bench.rows.visible:measure",
     "memory": "bench.rows.memory:measure",
     "metrics": "bench.rows.metrics:measure",
+    "api_reads": "bench.rows.api_reads:measure",
+    "api_events": "bench.rows.api_events:measure",
     "controller": "bench.rows.controller:measure",
 }
 """Name -> ``module:function``, called with `bench.options.Options`."""

@@ -3,45 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from uuid import UUID
 
 from sqlalchemy import Engine, text
 
+from bench.many_rows import MANY, MANY_RUNS, NODE_RUNS, fill
 from bench.options import Options
 from bench.results import Row, row
 from bench.stats import quantile
-from tandem.db import store, writer
 from tandem.db.embedded import embedded_database
-from tandem.db.engine import connect, open_connection
+from tandem.db.engine import connect
 from tandem.db.profiles import load_fleet, load_node
 from tandem.db.queries import list_runs
-from tandem.ids import new_run_id
-from tandem.records import AttemptRow, ClassCounts, ClosingRecord, MismatchRecord, Record, RunRow, StepRecord
-from tandem.vocabulary import AttemptState, Cause, Extent, Module, Phase, ReplayClass
 
-RUN_ROWS = 10_000
-STEPS = 200
-LAYERS = 16
-TP = 8
-NODE_RUNS = 20
-"""Runs of each node."""
-MANY_RUNS, MANY = 200, "node-tested-often"
-"""Of one node more."""
 PAGE = 50
 ASKED = 500
 """Measurements of each fast question: the 99th percentile has a bound from about 300 on."""
 ASKED_SLOW = 5
 BOUND_MS = 50.0
-CLASSES = ("fwd/attn/out", "fwd/ffn/out", "bwd/attn/dx", "bwd/ffn/dx", "bwd/attn/dw", "bwd/ffn/dw", "fwd/attn/reduced",
-           "fwd/ffn/reduced", "fwd/embed/out", "fwd/head/out", "bwd/head/dx", "bwd/embed/dw", "update/attn/param",
-           "update/ffn/param", "update/attn/moment", "update/ffn/moment", "update/optimizer/grad_norm")  # fmt: skip
-HIT = CLASSES[:4]
-"""Classes that mismatch."""
-
 WITHOUT = """
 WITH mine AS (
   SELECT r.run_id FROM runs r WHERE r.suspect_node = :node AND NOT r.synthetic AND r.verdict IN ('match', 'mismatch')
@@ -78,25 +59,12 @@ LEFT JOIN LATERAL (SELECT count(*) FROM mismatches m WHERE m.run_id = r.run_id) 
 ORDER BY r.run_id DESC
 """
 
-CLONE = {
-    "runs": "run_id, suspect_node, reference_node",
-    "attempts": "run_id, reference_host, suspect_host",
-    "steps": "run_id",
-    "mismatches": "run_id",
-    "closings": "run_id",
-    "attempt_totals": "run_id",
-    "run_profiles": "run_id",
-}
-"""Table -> columns that differ between the clones of a run."""
-
 
 def measure(options: Options) -> list[Row]:
-    """One run is written and summarised as any, then cloned by SQL: all runs have as many rows, and their own node."""
-    runs = max(NODE_RUNS + MANY_RUNS, options.rows // RUN_ROWS)
+    """Questions to a database with many rows, and the same without what is summed up beforehand."""
     with embedded_database() as url:
         engine = connect(url)
-        first = _first_run(engine, url)
-        nodes = _clone(url, first, runs)
+        nodes, runs = fill(engine, url, options.rows)
         rng = random.Random(options.seed)
         profile = _timed(lambda: load_node(engine, rng.choice(nodes)), ASKED)
         many = _timed(lambda: load_node(engine, MANY), ASKED // 10)
@@ -151,106 +119,3 @@ def _check(engine: Engine, node: str) -> None:
     counts = json.loads(counts) if isinstance(counts, str) else counts
     if told != {c["key"]: int(c["bad"]) for c in counts}:
         raise RuntimeError("the profile and the rows do not count the same")
-
-
-def _first_run(engine: Engine, url: str) -> UUID:
-    now = time.time()
-    run_id = new_run_id(now, os.urandom(10))
-    store.create_run(
-        engine,
-        RunRow(
-            run_id=run_id, created_at=now, workload="submodule", kind="suspect", model="small", synthetic=False,
-            reference_node="healthy", suspect_node="node-0", spec={"tp": TP}, state="running",
-        ),
-    )  # fmt: skip
-    store.start_attempt(
-        engine,
-        AttemptRow(
-            run_id=run_id, attempt=1, state=AttemptState.RUNNING, started_at=now, reference_host="healthy",
-            suspect_host="node-0", devices=TP,
-        ),
-    )  # fmt: skip
-    with open_connection(url) as conn:
-        writer.prepare(conn)
-        writer.write(conn, [writer.line(record) for record in _records(run_id)])
-    store.finish_attempt(engine, run_id, 1, state=AttemptState.CLOSED, reason="completed", ended_at=now)
-    store.finish_run(
-        engine, run_id, verdict="mismatch", reason="completed", sentence="mismatch: made by the bench", finished_at=now
-    )
-    return run_id
-
-
-def _records(run_id: UUID) -> list[Record]:
-    rng = random.Random(0)
-    rows: list[MismatchRecord] = []
-    each = RUN_ROWS // STEPS
-    for step in range(1, STEPS + 1):
-        for place in rng.sample(range(len(HIT) * LAYERS * TP), each):
-            phase, module, tensor = HIT[place % len(HIT)].split("/")
-            rows.append(
-                MismatchRecord(
-                    run_id=run_id, attempt=1, step=step, site=place // TP, rank=place % TP, phase=Phase(phase),
-                    module=Module(module), layer=place % LAYERS, tensor=tensor, cause=Cause.COMPUTE, elements=524_288,
-                    mismatched=rng.randrange(1, 20_000), severity_mean=rng.random(), severity_median=rng.random(),
-                    severity_max=rng.expovariate(1e-3), zero_reference=0, nonfinite=rng.randrange(2),
-                    nullified=rng.randrange(5), bits=[rng.randrange(2_000) for _ in range(16)],
-                    first_index=rng.randrange(524_288), extent=rng.choice(list(Extent)),
-                    box=[[0, 3], [0, 255], [rng.randrange(9), 511]], replay=rng.choice(list(ReplayClass)), replays=3,
-                    replays_right=1, detected_at=time.time(),
-                )
-            )  # fmt: skip
-    steps = [_step(run_id, step, [m for m in rows if m.step == step]) for step in range(STEPS + 1)]
-    closing = ClosingRecord(
-        run_id=run_id, attempt=1, steps=len(steps), mismatches=len(rows), mismatches_total=len(rows), controls=0,
-        faults=0, capped=False, reason="completed", device_seconds=3600.0, devices=[f"cuda:{i}" for i in range(TP)],
-        finished_at=time.time(),
-    )  # fmt: skip
-    return [*steps, *rows, closing]
-
-
-def _step(run_id: UUID, step: int, rows: Sequence[MismatchRecord]) -> StepRecord:
-    classes = {}
-    for name in CLASSES:
-        mine = [m for m in rows if f"{m.phase}/{m.module}/{m.tensor}" == name]
-        sites = LAYERS * TP
-        classes[name] = ClassCounts(sites, sites * 524_288, len(mine), sum(m.mismatched or 0 for m in mine))
-    return StepRecord(
-        run_id=run_id, attempt=1, step=step, classes=classes, rows=len(rows), duration_s=2.25, sync="optimistic",
-        finished_at=time.time(),
-    )  # fmt: skip
-
-
-def _clone(url: str, first: UUID, runs: int) -> list[str]:
-    """``runs`` runs in all, the ids in random order over the nodes."""
-    nodes = [f"node-{i}" for i in range((runs - MANY_RUNS) // NODE_RUNS)]
-    others = [node for node in nodes for _ in range(NODE_RUNS)][1:] + [MANY] * MANY_RUNS
-    random.Random(1).shuffle(others)
-    now = time.time()
-    with open_connection(url, statement_timeout_s=3600) as conn:
-        conn.execute("CREATE TEMP TABLE clones (run_id uuid, suspect_node text, reference_node text)")
-        with conn.cursor() as cursor, cursor.copy("COPY clones FROM STDIN") as copy:
-            for number, node in enumerate(others):
-                run_id = new_run_id(now + number * 1e-3, os.urandom(10))
-                copy.write_row((str(run_id), node, f"healthy-{number % 7}"))
-        conn.execute("ANALYZE clones")
-        for table, changed in CLONE.items():
-            found = conn.execute(
-                "SELECT column_name FROM information_schema.columns WHERE table_name = %s ORDER BY ordinal_position",
-                [table],
-            )
-            columns = [str(name) for (name,) in found]
-            names = {"reference_host": "c.reference_node", "suspect_host": "c.suspect_node"}
-            values = [
-                names.get(c, f"c.{c}") if c in changed.split(", ") else f"t.{c}"
-                for c in columns
-            ]  # fmt: skip
-            conn.execute(
-                f"INSERT INTO {table} ({', '.join(columns)}) SELECT {', '.join(values)} "
-                f"FROM clones c, {table} t WHERE t.run_id = %s",
-                [first],
-            )
-            conn.commit()
-        conn.autocommit = True
-        conn.execute("VACUUM ANALYZE")
-        conn.execute("CHECKPOINT")
-    return nodes

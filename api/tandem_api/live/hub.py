@@ -7,6 +7,7 @@ held reads from the database again, as one does that comes back with a ``Last-Ev
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager, suppress
@@ -194,11 +195,13 @@ class Hub:
     # -- the poller ----------------------------------------------------------------------------------
 
     async def _work(self) -> None:
+        took = 0.0
         while True:
             if not self._channels:
                 self._watched.clear()
                 await self._watched.wait()
-            await asyncio.sleep(self.settings.poll_seconds)
+            await asyncio.sleep(max(self.settings.poll_seconds - took, self.settings.poll_seconds / 5))
+            began = time.monotonic()
             try:
                 await self._poll()
             except Problem:
@@ -206,6 +209,7 @@ class Hub:
                     self._tell_database(channel, lost=True)
             except Exception:
                 log.exception("the live poller met something unforeseen")
+            took = time.monotonic() - began
 
     async def _poll(self) -> None:
         channels = dict(self._channels)

@@ -1,0 +1,101 @@
+"""The API of this machine in a process of its own (`tandem serve`), and clients that wait for nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+
+@dataclass(frozen=True)
+class Api:
+    """A server that answers."""
+
+    pid: int
+    host: str
+    port: int
+    token: str
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection that is kept."""
+        return await asyncio.open_connection(self.host, self.port, limit=64 << 20)
+
+    def request(self, path: str) -> bytes:
+        """A GET's head."""
+        return (
+            f"GET {path} HTTP/1.1\r\nHost: {self.host}:{self.port}\r\nAuthorization: Bearer {self.token}\r\n\r\n"
+        ).encode()
+
+    def peak_mb(self) -> float:
+        """Largest resident size so far (``VmHWM``), in MB."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.split("VmHWM:")[1].split()[0]) * 1024 / 1e6
+
+
+@contextmanager
+def served(database: str) -> Iterator[Api]:
+    """``tandem serve`` on any port, for as long as the caller likes."""
+    with tempfile.TemporaryDirectory(prefix="tandem-bench-api-") as home:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tandem.cli.app", "serve", "--port", "0", "--db", database],
+            stdout=subprocess.PIPE, text=True, env=os.environ | {"TANDEM_HOME": home},
+        )  # fmt: skip
+        assert process.stdout is not None
+        try:
+            url = token = ""
+            for line in process.stdout:
+                if line.startswith("Tandem answers at "):
+                    url = line.split()[3]
+                if line.startswith("token: "):
+                    token = Path(line.split(maxsplit=1)[1].strip()).read_text().strip()
+                    break
+            if not token:
+                raise RuntimeError(f"tandem serve ended with {process.wait()}")
+            address = urlsplit(url)
+            yield Api(process.pid, address.hostname or "", address.port or 0, token)
+        finally:
+            process.terminate()
+            process.wait(60)
+            process.stdout.close()
+
+
+async def answered(reader: asyncio.StreamReader) -> str:
+    """The head of an answer, in small letters.
+
+    Raises:
+        RuntimeError: it is no success.
+    """
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    if head.split(maxsplit=2)[1] != "200":
+        raise RuntimeError(f"the API answered {head}")
+    return head
+
+
+async def body(reader: asyncio.StreamReader) -> bytes:
+    """The body of one answer on a connection that is kept.
+
+    Raises:
+        RuntimeError: it is no success, or does not say how long it is.
+    """
+    head = await answered(reader)
+    if "content-length: " not in head:
+        raise RuntimeError(f"an answer without its length: {head}")
+    return await reader.readexactly(int(head.split("content-length: ")[1].split("\r\n")[0]))
+
+
+async def lines(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    """Lines of a chunked answer's body."""
+    rest = b""
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        rest += await reader.readexactly(size)
+        await reader.readexactly(2)
+        *whole, rest = rest.split(b"\n")
+        for line in whole:
+            yield line
