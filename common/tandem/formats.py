@@ -95,7 +95,8 @@ def clean(text: object, limit: int = 400) -> str:
     longer than ``limit`` characters is cut with an ellipsis.
     """
     raw = str(text)
-    return "".join(c if c.isprintable() else _escape(c) for c in raw[:limit]) + ("…" if len(raw) > limit else "")
+    shown, more = raw[:limit], "…" if len(raw) > limit else ""
+    return (shown if shown.isprintable() else "".join(c if c.isprintable() else _escape(c) for c in shown)) + more
 
 
 def _escape(character: str) -> str:

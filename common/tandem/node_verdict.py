@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 from uuid import UUID
 
@@ -176,6 +177,8 @@ def decide_node(
         (r for r in runs if r.verdict is not None and not before_clearance(r, after)),
         key=lambda r: (_when(r), r.run_id),
     )
+    if not finished:
+        return _clean_or_unknown((), rules, decisions, after)
     mine = [r for r in finished if r.suspect == node]
     doubtful = [
         r
@@ -366,7 +369,17 @@ def present(devices: Iterable[Sequence[str]], count: int) -> list[str]:
     return named[:count] if count else named
 
 
-def _for_clean(large: Sequence[RunFacts], rules: NodeRules) -> list[str]:
+def _for_clean(large: Sequence[RunFacts], rules: NodeRules) -> Sequence[str]:
+    return _lacks(large, rules) if large else _lacks_everything(rules)
+
+
+@lru_cache(maxsize=8)
+def _lacks_everything(rules: NodeRules) -> Sequence[str]:
+    """What most nodes of a fleet lack: made once."""
+    return tuple(_lacks((), rules))
+
+
+def _lacks(large: Sequence[RunFacts], rules: NodeRules) -> list[str]:
     done = {r.workload for r in large}
     out = [
         f"a matching run of workload {workload} with a model larger than {_names(rules.too_small)}"
