@@ -399,7 +399,7 @@ def _facts(row: Row[Any]) -> RunFacts:
         run_id, workload, kind, model, reference, suspect, created_at, finished_at, verdict, reason, executables,
         comparable, reference_differs, suspect_differs, findings, steps, affected_steps, elements, mismatched_elements,
         device_seconds, devices, device_count, evidence, _, _, _, found,
-    ) = row[:27]  # fmt: skip
+    ) = tuple(row)[:27]  # fmt: skip
     findings = findings or 0
     if comparable:  # rows that came after the verdict count as findings too
         findings = max(findings, found or 0)
