@@ -24,6 +24,8 @@ FLAGS = (
 )  # fmt: skip
 WAIT = 120.0
 """Seconds for one answer of the browser."""
+PATIENCE = 60.0
+"""Seconds for what a page does by itself."""
 KEYS = {
     "Tab": (9, ""), "Enter": (13, "\r"), "Space": (32, " "), "Delete": (46, ""), "End": (35, ""),
     "ArrowDown": (40, ""), "ArrowUp": (38, ""),
@@ -85,13 +87,13 @@ class Tab:
         self.ask(f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus(); it.select(); }})()")
         self._call("Input.insertText", text=text) if text else self.press("Delete")
 
-    def until(self, expression: str, seconds: float = WAIT) -> Any:
+    def until(self, expression: str, seconds: float = PATIENCE) -> None:
         """Wait until a JavaScript expression is true; it may name what is not there yet."""
         deadline = time.monotonic() + seconds
         while True:
             with suppress(AssertionError):  # the page is being exchanged for another
-                if value := self.ask(expression):
-                    return value
+                if self.ask(f"Boolean({expression})"):
+                    return
             assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {expression}\n{self.text()[:3000]}"
             self.pause()
 

@@ -108,8 +108,8 @@ def order(fields: Iterable[tuple[str, str]]) -> dict[str, Any]:
     given = dict(fields)
     out: dict[str, Any] = {}
     for name in ("node", "reference"):
-        if value := given.get(name, "").strip():
-            out[name] = value
+        if chosen := given.get(name, "").strip():
+            out[name] = chosen
     spec: dict[str, Any] = {}
     for name, field in RunSpec.model_fields.items():
         kind, _ = _kind(field.annotation)

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tandem import formats
-
-if TYPE_CHECKING:
-    from tandem.db.profiles import FleetLine
 
 SIGNS = {
     "corrupting": "✗", "suspected": "!", "clean": "✓", "unknown": "?",
@@ -34,15 +31,15 @@ def style(verdict: str | None) -> str:
     return CLASSES.get(verdict or "", "none")
 
 
-def sorted_fleet(lines: Sequence[FleetLine], sort: str) -> list[FleetLine]:
+def sorted_fleet(lines: Sequence[Mapping[str, Any]], sort: str) -> list[Mapping[str, Any]]:
     """Lines in the order that was asked for; they come by urgency."""
     match sort:
         case "node":
-            return sorted(lines, key=lambda line: line.node)
+            return sorted(lines, key=lambda line: line["node"])
         case "since":
-            return sorted(lines, key=lambda line: (line.decided.since is None, line.decided.since or 0.0, line.node))
+            return sorted(lines, key=lambda line: (line["since"] is None, line["since"] or 0.0, line["node"]))
         case "last":
-            return sorted(lines, key=lambda line: (-(line.last_run_at or 0.0), line.node))
+            return sorted(lines, key=lambda line: (-(line["last_run_at"] or 0.0), line["node"]))
     return list(lines)
 
 

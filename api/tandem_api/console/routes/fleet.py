@@ -51,13 +51,12 @@ async def fleet(
 async def _found(parts: Parts, asked: dict[str, str], number: int) -> dict[str, Any]:
     lines = await parts.fleet.lines()
     chosen = [
-        line for line in views.sorted_fleet(lines, asked["sort"])
-        if asked["verdict"] in ("", line.decided.verdict) and asked["search"] in line.node
+        line for line in map(line_json, lines)
+        if asked["verdict"] in ("", line["verdict"]) and asked["search"] in line["node"]
     ]  # fmt: skip
     pages = max(1, -(-len(chosen) // views.PAGE))
     number = min(number, pages)
-    shown = chosen[(number - 1) * views.PAGE : number * views.PAGE]
     return {
         "counts": fleet_counts(lines), "all": len(lines), "chosen": len(chosen), "page": number, "pages": pages,
-        "nodes": [line_json(line) for line in shown],
+        "nodes": views.sorted_fleet(chosen, asked["sort"])[(number - 1) * views.PAGE : number * views.PAGE],
     }  # fmt: skip

@@ -33,9 +33,9 @@ async def form(request: Request, parts: AppParts, user: CanList) -> Response:
 
 
 @router.post("/console/launch/preview")
-async def preview(request: Request, parts: AppParts, _: CanList) -> Response:
+async def preview(request: Request, parts: AppParts, user: CanList) -> Response:  # noqa: ARG001 - who may look
     """What the form would send, and what is wrong with it."""
-    _, _, shown = _read(request, parts, await fields(request))
+    shown = _read(request, parts, await fields(request))[2]
     return answer(request, "console/equivalent.html.j2", **shown)
 
 
@@ -79,7 +79,7 @@ async def _form(
     controls = forms.controls(preset_names(), shipped_names())
     values = {control.name: control.default for control in controls} | dict(given)
     if told is None:
-        *_, told = _read(request, parts, list(values.items()))
+        told = _read(request, parts, list(values.items()))[2]
         told["wrong"] = {}  # nobody has typed anything yet
     return answer(
         request, "console/launch.html.j2", status, viewer=await viewer(request, user), candidates=found,
