@@ -24,7 +24,7 @@ FLAGS = (
 )  # fmt: skip
 WAIT = 120.0
 """Seconds for one answer of the browser."""
-PATIENCE = 60.0
+PATIENCE = 10.0
 """Seconds for what a page does by itself."""
 KEYS = {
     "Tab": (9, ""), "Enter": (13, "\r"), "Space": (32, " "), "Delete": (46, ""), "End": (35, ""),

@@ -11,7 +11,9 @@ from browser import Tab
 
 VIOLATIONS = """
 axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']}).then(found =>
-  found.violations.map(v => [v.impact, v.id, v.nodes.slice(0, 5).map(n => n.html.slice(0, 300) + ' ' + n.failureSummary)]))
+  found.violations.map(v => [
+    v.impact, v.id, v.nodes.slice(0, 5).map(n => n.html.slice(0, 300) + ' ' + n.failureSummary)
+  ]))
 """
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from urllib.parse import quote
 
 import httpx2
+import msgspec
 import pytest
 from sqlalchemy import Engine
 
@@ -14,11 +17,14 @@ from api_server import TOKEN, Served, own_database, serving
 from node_runs import BEGAN, HOUR, node_run, store_run
 from sample_runs import sample_run
 from tandem.db.engine import connect, open_connection, parse
+from tandem_api.launch.local import LocalLauncher
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium"), pytest.mark.needs("console")]
 
 EVIL = "\"'><script>alert(1)</script><img src=x onerror=alert(1)>'; DROP TABLE runs; --{{7*7}}"
 SICK = f"sick{EVIL}"
+LOADED = "document.querySelector('#report section') && document.querySelector('#mismatches table')"
+"""A run's page, with what it loads afterwards."""
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +74,7 @@ def tab(browser, api: Served) -> Iterator[object]:
     browser.look()
     sign_in(browser, api.url, TOKEN)
     yield browser
-    assert browser.said == []
+    assert [line for line in browser.said if not line.startswith("info: Autofocus")] == []
     assert all(url.startswith((f"{api.url}/", "data:")) for url in browser.requests), browser.requests
 
 
@@ -79,13 +85,12 @@ def runs(api: Served, **filters: str) -> list[str]:
 def paths(api: Served) -> dict[str, str]:
     """A page of each kind -> what must have come before it is looked at."""
     mismatching = runs(api, verdict="mismatch", node="gpu-17")[0]
-    there = "document.querySelector('#report section') && document.querySelector('#mismatches table')"
     return {
         "/": "document.querySelector('#fleet table')",
         "/console/nodes/gpu-17": "document.querySelector('svg.chart')",
         f"/console/nodes/{quote(SICK)}": "document.querySelector('svg.chart')",
         "/console/runs": "document.querySelector('#runs table')",
-        f"/console/runs/{mismatching}": there,
+        f"/console/runs/{mismatching}": LOADED,
         f"/console/runs/{mismatching}/mismatches": "document.querySelector('table')",
         "/console/launch": "document.querySelector('#yaml')",
         "/?search=nobody": "document.body.innerText.includes('No node fits')",
@@ -124,11 +129,11 @@ def test_axe_would_find_something(tab, api: Served) -> None:
 def test_the_fleet_answers_its_question_first_and_follows_filter_and_search(tab, api: Served) -> None:
     nodes = "[...document.querySelectorAll('.fleet tbody th')].map(t => t.innerText)"
     tab.open(f"{api.url}/")
-    assert tab.ask(nodes) == ["gpu-17", SICK, "gpu-8"]
-    top = dict(zip(tab.ask("[...document.querySelectorAll('.strip dt')].map(t => t.innerText)"),
-                   tab.ask("[...document.querySelectorAll('.strip dd')].map(t => t.innerText)"), strict=True))  # fmt: skip
+    assert tab.ask(nodes) == ["gpu-17", SICK, "gpu-8", "gpu-3", "gpu-4"]
+    strip = "document.querySelectorAll('.strip > div')"
+    top = tab.ask(f"Object.fromEntries([...{strip}].map(d => [...d.children].map(c => c.innerText)))")
     assert top == {
-        "corrupting": "1", "suspected": "1", "clean": "0", "unknown": "1", "in test": "0",
+        "corrupting": "1", "suspected": "1", "clean": "0", "unknown": "3", "in test": "0",
         "waiting for a partner or a turn": "0",
     }  # fmt: skip
     row = tab.ask("document.querySelector('.fleet tbody tr').innerText")
@@ -138,10 +143,10 @@ def test_the_fleet_answers_its_question_first_and_follows_filter_and_search(tab,
     tab.until(f"{nodes}.length === 1")
     assert tab.address() == f"{api.url}/?search=gpu-8&verdict=&sort=urgency", "it can be sent to somebody"
     tab.fill("[name=search]", "")
-    tab.until(f"{nodes}.length === 3")
+    tab.until(f"{nodes}.length === 5")
     tab.run("const s = document.querySelector('[name=sort]'); s.value = 'node';"
             "s.dispatchEvent(new Event('input', {bubbles: true}))")  # fmt: skip
-    tab.until(f"{nodes}[0] === 'gpu-17' && {nodes}[1] === 'gpu-8'")
+    tab.until(f"{nodes}[0] === 'gpu-17' && {nodes}[1] === 'gpu-3'")
     tab.open(f"{api.url}/?verdict=suspected")
     assert tab.ask(nodes) == [SICK]
     tab.click(".fleet tbody th a")
@@ -155,7 +160,7 @@ def test_what_was_sent_as_html_or_sql_is_shown_and_never_run(tab, api: Served, e
     waiting = runs(api)
     for path, there in {
         "/console/runs": "document.querySelector('#runs table')",
-        f"/console/runs/{run.run.run_id}": "document.querySelector('#report section') && document.querySelector('#mismatches table')",
+        f"/console/runs/{run.run.run_id}": LOADED,
         f"/console/nodes/{quote(f'quarantined-42{EVIL}')}": "document.querySelector('h1')",
         f"/console/launch?node={quote(EVIL)}&seed={quote(EVIL)}": "document.querySelector('#f-seed')",
         f"/?search={quote(EVIL)}": "document.querySelector('#fleet')",
@@ -214,9 +219,8 @@ def test_mismatches_come_in_pages_and_by_place(tab, api: Served, engine: Engine)
 def test_charts_have_their_data_as_tables_and_numbers_their_bounds(tab, api: Served) -> None:
     tab.open(f"{api.url}/console/runs/{runs(api, verdict='mismatch', node='gpu-17')[0]}")
     tab.until("document.querySelector('#report figure')")
-    assert tab.ask(
-        "[...document.querySelectorAll('#report figure')].every(f => f.querySelector('svg[role=img][aria-label]') && f.querySelector('details table'))"
-    )
+    whole = "f => f.querySelector('svg[role=img][aria-label]') && f.querySelector('details table')"
+    assert tab.ask(f"[...document.querySelectorAll('#report figure')].every({whole})")
     tab.open(f"{api.url}/console/runs/{runs(api, verdict='match', node='gpu-8')[0]}")
     tab.until("document.querySelector('#report section')")
     assert "excluded at 95 %" in tab.text()
@@ -284,21 +288,32 @@ def test_what_a_token_may_not_do_is_not_offered(browser, database: str) -> None:
         browser.said.clear()
 
 
-def test_a_run_with_ten_thousand_mismatches_is_interactive_at_once(tab, api: Served, engine: Engine) -> None:
-    """The bench measures it; here only that the page does not hold what nobody reads."""
-    run = sample_run(rows=11_000, steps=900, layers=8, tp=4, seed=3)
-    assert len(run.mismatches) > 10_000
-    store_run(engine, run)
+def test_a_page_holds_only_what_somebody_reads_of_ten_thousand_mismatches(tab, api: Served, engine: Engine) -> None:
+    """How soon the page can be used is measured by the bench; here that its size does not follow the rows'."""
+    run = node_run(steps=500, hits=dict.fromkeys(range(1, 501), 4), seed=40, began=BEGAN - HOUR)
+    rows = [msgspec.structs.replace(row, site=site) for row in run.mismatches for site in range(20)]
+    assert len(rows) == 10_000
+    closing = msgspec.structs.replace(run.closings[0], mismatches=len(rows), mismatches_total=len(rows))
+    store_run(engine, msgspec.structs.replace(run, mismatches=rows, closings=[closing]))
     tab.open(f"{api.url}/console/runs/{run.run.run_id}")
-    tab.until("document.querySelector('#report section') && document.querySelector('#mismatches table')")
+    assert tab.ask("document.querySelector('h1').innerText")
+    tab.until(LOADED)
+    assert tab.ask("document.querySelectorAll('#mismatches tbody tr').length") == 50
     assert tab.ask("document.querySelectorAll('*').length") < 8000
 
 
-def test_the_database_goes_away_and_comes_back(browser, database: str) -> None:
+def test_the_database_goes_away_and_comes_back(browser, database: str, tmp_path: Path) -> None:
     """Pages say so and recover by themselves; launching is offered all the time."""
     from console import sign_in
 
-    with serving(database) as api:
+    class Idle(LocalLauncher):
+        """Everything waits for its turn."""
+
+        async def _work(self) -> None:
+            await asyncio.Event().wait()
+
+    folder = tmp_path / "launches"
+    with serving(database, launcher=Idle(database, database, folder=folder)) as api:
         sign_in(browser, api.url, TOKEN)
         assert "gpu-17" in browser.text()
         run = api.client.post("/v1/runs", json={"spec": {"steps": 3}}).json()["run"]
@@ -308,7 +323,8 @@ def test_the_database_goes_away_and_comes_back(browser, database: str) -> None:
             browser.open(f"{api.url}/console/runs")
             assert run in browser.ask("document.querySelector('#runs').innerHTML"), "the launcher knows it"
             browser.open(f"{api.url}/console/runs/{run}")
-            assert "The database does not answer" in browser.text() or "the database does not answer" in browser.text()
+            assert "waiting: it is next" in browser.ask("document.querySelector('h1').innerText")
+            assert "the database does not answer" in browser.text()
             browser.open(f"{api.url}/console/nodes/gpu-17")
             assert "Something is away" in browser.text()
             browser.open(f"{api.url}/")

@@ -99,7 +99,7 @@ PARTS = {
     ),
     "console": Part(
         "the web console's script library",
-        lambda: (CONSOLE / "built.json").is_file(),
+        (CONSOLE / "built.json").is_file,
         "run `python -m tandem_api.console.build`",
     ),
     "axe": Part(

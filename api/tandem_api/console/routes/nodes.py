@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import APIRouter, Depends, Request
 from pydantic import ValidationError
@@ -25,7 +26,7 @@ MODEL = "small"
 """Of the next run, where the node has none yet."""
 
 
-@router.get("/console/nodes/{name}")
+@router.get("/console/nodes/{name:path}")
 async def node(request: Request, parts: AppParts, user: CanGet, name: NodeName) -> Response:
     """The node's profile, charts and history, and what may be done."""
     seen = await viewer(request, user)
@@ -33,7 +34,7 @@ async def node(request: Request, parts: AppParts, user: CanGet, name: NodeName) 
     return answer(request, "console/made.html.j2", html=html)
 
 
-@router.post("/console/nodes/{name}/clear")
+@router.post("/console/nodes/{name:path}/clear")
 async def clear_node(
     request: Request,
     parts: AppParts,
@@ -46,7 +47,7 @@ async def clear_node(
     except ValidationError:
         raise invalid("reason", "say in 1 to 2,000 characters why: it is kept for ever") from None
     await clear(parts, user, name, decision)
-    return back(request, f"/console/nodes/{name}#decisions")
+    return back(request, f"/console/nodes/{quote(name)}#decisions")
 
 
 def _page(conn: Any, name: str, around: dict[str, Any]) -> str:
