@@ -117,6 +117,8 @@ def order(fields: Iterable[tuple[str, str]]) -> dict[str, Any]:
         if kind == "check":
             value: Any = typed == "true"
         elif not typed:
+            if name == "steps" and name in given and not given.get("duration", "").strip():
+                spec[name] = None  # an emptied field is no wish for the default: the spec says what it needs
             continue
         elif name == "optimizer":
             value = _mapping(name, typed)
