@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
@@ -349,3 +352,55 @@ def closed(database: str) -> Iterator[None]:
             yield
         finally:
             conn.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+
+
+def test_another_site_s_page_cannot_write_with_the_cookie(tab, api: Served) -> None:
+    """A form on another port of this machine, to which the browser does send the cookie, and one on another site."""
+    page = f"""<!doctype html><form method=post action="{api.url}/console/nodes/gpu-17/clear">
+      <input name=reason value=mine><input name=csrf value=x></form>""".encode()
+
+    class Evil(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        for host, words in (("127.0.0.1", "does not come from a page of this server"), ("localhost", "Sign in")):
+            tab.open(f"http://{host}:{server.server_port}/")
+            tab.run("document.forms[0].submit()")
+            tab.until(f"location.href.startsWith({api.url!r}) && document.querySelector('h1')")
+            assert words in tab.text()
+        server.shutdown()
+    assert api.get("/v1/nodes/gpu-17")["decisions"] == []
+    assert api.get("/v1/nodes/gpu-17")["verdict"] == "corrupting"
+    tab.open(f"{api.url}/")
+    assert "corrupting" in tab.text(), "the session is untouched"
+    tab.said.clear()
+    tab.requests.clear()
+
+
+@pytest.mark.parametrize("name", ["fleet", "node", "run", "launch"])
+def test_pictures_for_the_docs(tab, api: Served, name: str, tmp_path: Path) -> None:
+    """``TANDEM_PICTURES=docs/images`` keeps them (`make screenshots`)."""
+    path, there = {
+        "fleet": ("/", "document.querySelector('.fleet')"),
+        "node": ("/console/nodes/gpu-17", "document.querySelector('svg.chart')"),
+        "run": (f"/console/runs/{runs(api, verdict='mismatch', node='gpu-17')[0]}", LOADED),
+        "launch": ("/console/launch", "document.querySelector('#yaml')"),
+    }[name]
+    folder = Path(os.environ.get("TANDEM_PICTURES", tmp_path))
+    tab.look(width=1180, height=1200)
+    tab.open(f"{api.url}{path}")
+    tab.until(there)
+    picture = folder / f"console-{name}.png"
+    tab.picture(picture, whole=False)
+    content = picture.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (1180, 1200)
+    assert len(content) > 20_000, "something is to be seen"
