@@ -24,7 +24,7 @@ FLAGS = (
 )  # fmt: skip
 WAIT = 120.0
 """Seconds for one answer of the browser."""
-PATIENCE = 10.0
+PATIENCE = 60.0
 """Seconds for what a page does by itself."""
 KEYS = {
     "Tab": (9, ""), "Enter": (13, "\r"), "Space": (32, " "), "Delete": (46, ""), "End": (35, ""),
@@ -56,12 +56,10 @@ class Tab:
 
     def click(self, selector: str) -> None:
         """Click the middle of an element with the mouse."""
-        box = self.ask(f"""(() => {{
-          const it = document.querySelector({json.dumps(selector)});
-          it.scrollIntoView({{block: 'center', behavior: 'instant'}});
-          const box = it.getBoundingClientRect();
-          return [box.x + box.width / 2, box.y + box.height / 2];
-        }})()""")
+        it = f"document.querySelector({json.dumps(selector)})"
+        self.ask(f"{it}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        self.pause()  # another scroll may still go on
+        box = self.ask(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({it}.getBoundingClientRect())")
         for kind in ("mousePressed", "mouseReleased"):
             self._call(
                 "Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", buttons=1, clickCount=1
@@ -84,7 +82,7 @@ class Tab:
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field."""
-        self.ask(f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus(); it.select(); }})()")
+        self.ask(f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus({{preventScroll: true}}); it.select(); }})()")
         self._call("Input.insertText", text=text) if text else self.press("Delete")
 
     def until(self, expression: str, seconds: float = PATIENCE) -> None:

@@ -27,6 +27,7 @@ class Serving:
         )
         self.url = line.split()[3]
         self.token_file = Path(self.process.stdout.readline().split()[1])
+        self.console = self.process.stdout.readline().strip()
         token = self.token_file.read_text().strip()
         self.client = httpx2.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=DEADLINE_S

@@ -27,6 +27,7 @@ def test_a_run_from_the_form_to_its_verdict_through_a_restart(home: Home) -> Non
     title = "document.querySelector('h1').innerText"
     with chromium() as tab:
         with served(home) as api:
+            assert api.console == f"console: {api.url}/ (sign in with the token)"
             port = int(api.url.rsplit(":", 1)[1])
             sign_in(tab, api.url, api.token_file.read_text().strip(), "/console/launch")
             tab.fill("#f-steps", "1000000")
