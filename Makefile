@@ -6,6 +6,7 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+CONSOLE := api/tandem_api/console/vendor/built.json
 ARGS ?=
 BENCH ?=
 SOAK ?= 1000
@@ -84,12 +85,17 @@ $(BIN)/python:
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	$(PYTHON) -m venv $(VENV)
 
-$(STAMPS)/runtime: requirements/runtime.txt requirements/build.txt pyproject.toml | $(BIN)/python
+# What the web console takes out of a package: ignored by Git, held by the wheel.
+$(CONSOLE): requirements/console.txt api/tandem_api/console/build.py | $(BIN)/python
+	PYTHONPATH=api $(BIN)/python -m tandem_api.console.build
+
+$(STAMPS)/runtime: requirements/runtime.txt requirements/build.txt pyproject.toml | $(BIN)/python $(CONSOLE)
 	$(PIP) install --require-hashes -r requirements/runtime.txt -r requirements/build.txt
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/dev: requirements/dev.txt pyproject.toml | $(BIN)/python
+$(STAMPS)/dev: requirements/dev.txt requirements/accessibility.txt pyproject.toml | $(BIN)/python $(CONSOLE)
 	$(PIP) install --require-hashes -r requirements/dev.txt
+	$(PIP) install --require-hashes --no-deps -r requirements/accessibility.txt
 	$(PIP) install --no-deps --no-build-isolation --editable .
 	@mkdir -p $(STAMPS) && touch $(STAMPS)/runtime $@

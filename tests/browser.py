@@ -9,8 +9,9 @@ import re
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,13 @@ FLAGS = (
 )  # fmt: skip
 WAIT = 120.0
 """Seconds for one answer of the browser."""
+PATIENCE = 60.0
+"""Seconds for what a page does by itself."""
+KEYS = {
+    "Tab": (9, ""), "Enter": (13, "\r"), "Space": (32, " "), "Delete": (46, ""), "End": (35, ""),
+    "ArrowDown": (40, ""), "ArrowUp": (38, ""),
+}  # fmt: skip
+"""Key -> its code and the character that it writes."""
 
 
 class Tab:
@@ -39,12 +47,86 @@ class Tab:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
 
-    def open(self, path: Path) -> None:
-        """Load a file, until its load event."""
+    def open(self, path: Path | str) -> None:
+        """Load a file or an address, until its load event."""
         self._loaded = False
-        self._call("Page.navigate", url=path.as_uri())
+        self._call("Page.navigate", url=path if isinstance(path, str) else path.as_uri())
         while not self._loaded:
             self._take()
+
+    def click(self, selector: str) -> None:
+        """Click the middle of an element with the mouse."""
+        it = f"document.querySelector({json.dumps(selector)})"
+        self.ask(f"{it}.scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        self.pause()  # another scroll may still go on
+        box = self.ask(f"(box => [box.x + box.width / 2, box.y + box.height / 2])({it}.getBoundingClientRect())")
+        for kind in ("mousePressed", "mouseReleased"):
+            self._call(
+                "Input.dispatchMouseEvent", type=kind, x=box[0], y=box[1], button="left", buttons=1, clickCount=1
+            )  # fmt: skip
+
+    def press(self, key: str, times: int = 1, *, shift: bool = False) -> None:
+        """Press and release a key: Tab, Enter, Space, ArrowDown, End, or one character."""
+        code, text = KEYS.get(key, (ord(key.upper()), key) if len(key) == 1 else (0, ""))
+        for _ in range(times):
+            for kind in ("keyDown" if text else "rawKeyDown", "keyUp"):
+                more = {"text": text} if text and kind == "keyDown" else {}
+                self._call(
+                    "Input.dispatchKeyEvent", type=kind, key=" " if key == "Space" else key, code=key,
+                    windowsVirtualKeyCode=code, modifiers=8 if shift else 0, **more,
+                )  # fmt: skip
+
+    def type(self, text: str) -> None:
+        """Type into what has the focus."""
+        self._call("Input.insertText", text=text)
+
+    def fill(self, selector: str, text: str) -> None:
+        """Replace the text of a field."""
+        self.ask(f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus({{preventScroll: true}}); it.select(); }})()")
+        self._call("Input.insertText", text=text) if text else self.press("Delete")
+
+    def until(self, expression: str, seconds: float = PATIENCE) -> None:
+        """Wait until a JavaScript expression is true; it may name what is not there yet."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with suppress(AssertionError):  # the page is being exchanged for another
+                if self.ask(f"Boolean({expression})"):
+                    return
+            assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {expression}\n{self.text()[:3000]}"
+            self.pause()
+
+    def pause(self) -> None:
+        """Let the page go on for a moment; events of the browser are taken meanwhile."""
+        self._call("Runtime.evaluate", expression="new Promise(r => setTimeout(r, 50))", awaitPromise=True)
+
+    def text(self) -> str:
+        """What is to be read on the page."""
+        return str(self.ask("document.body ? document.body.innerText : ''"))
+
+    def address(self) -> str:
+        return str(self.ask("location.href"))
+
+    def run(self, script: str) -> None:
+        """Run a script in the page, past its Content-Security-Policy as a debugger's console does."""
+        answer = self._call("Runtime.evaluate", expression=script)
+        assert "exceptionDetails" not in answer, answer
+
+    def wait_for(self, expression: str) -> Any:
+        """Value of a promise in the page, as JSON."""
+        answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def cookies(self) -> list[dict[str, Any]]:
+        """Every cookie of the browser, those that no script sees among them."""
+        found: list[dict[str, Any]] = self._call("Network.getAllCookies")["cookies"]
+        return found
+
+    def forget(self) -> None:
+        """Remove all cookies, and what was asked and said until now."""
+        self._call("Network.clearBrowserCookies")
+        self.requests.clear()
+        self.said.clear()
 
     def look(self, *, width: int = 1180, height: int = 900, dark: bool = False, media: str = "screen") -> None:
         """Choose the window, the colour scheme and the medium."""
@@ -60,9 +142,9 @@ class Tab:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
-        answer = self._call("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, path: Path, *, whole: bool = True) -> None:
+        """The whole page, or its window, as PNG."""
+        answer = self._call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def paper(self, path: Path) -> None:

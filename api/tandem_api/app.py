@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 import tandem
 from tandem_api import openapi, problems
+from tandem_api.console import router as console
 from tandem_api.launch.launcher import Launcher
 from tandem_api.live.hub import Hub
 from tandem_api.metrics import Counting, Metrics
@@ -19,11 +20,12 @@ from tandem_api.reads.store import Store
 from tandem_api.routes import candidates, catalogue, docs, events, export, health, nodes, runs
 from tandem_api.security.authenticate import Authenticator
 from tandem_api.security.limits import Door, Rate, SecurityHeaders
+from tandem_api.security.sessions import Sessions
 from tandem_api.settings import Settings
 
 ROUTERS: tuple[APIRouter, ...] = (
     runs.router, events.router, export.router, nodes.router, candidates.router, catalogue.router, health.router,
-    docs.router,
+    docs.router, console.router,
 )  # fmt: skip
 """One for each area."""
 STRANGERS = (30, 60)
@@ -84,7 +86,8 @@ def create_app(
         settings=settings, store=store, launcher=launcher, authenticator=authenticator, hub=hub,
         fleet=Fleet(store, settings.fleet_seconds, clock), metrics=metrics,
         writes=Rate(settings.writes.burst, settings.writes.per_minute, clock),
-        strangers=Rate(STRANGERS[0], STRANGERS[1], clock), clock=clock,
+        strangers=Rate(STRANGERS[0], STRANGERS[1], clock),
+        sessions=Sessions(getattr(authenticator, "secret", None), clock), clock=clock,
     )  # fmt: skip
     problems.install(app)
     for router in ROUTERS:

@@ -12,6 +12,8 @@ from tandem.db.profiles import catch_up
 from tandem.errors import DatabaseError, UsageError
 from tandem.home import home
 from tandem.recovery import recover
+from tandem_api.console.build import built
+from tandem_api.console.files import NOT_BUILT
 from tandem_api.launch.local import LocalLauncher
 from tandem_api.reads.store import Store
 from tandem_api.security.limits import loopback_hosts
@@ -50,6 +52,7 @@ def serve(host: str, port: int, db: str | None, say: Callable[[str], None]) -> i
         def ready() -> None:
             say(f"Tandem answers at {url} (documentation: {url}/docs)")
             say(f"token: {path}")
+            say(f"console: {url}/ (sign in with the token)" if built() else f"no console: {NOT_BUILT}")
             say(f'try: curl -H "Authorization: Bearer $(cat {path})" {url}/v1/runs')
 
         return run(settings, listening, parts, ready)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -14,13 +14,14 @@ from starlette.responses import Response
 
 from tandem_api.security.authenticate import (
     ANONYMOUS,
-    LONGEST_TOKEN,
     Authenticator,
     User,
     forbidden,
     unauthenticated,
+    usable,
 )
 from tandem_api.security.limits import Rate, too_many
+from tandem_api.security.sessions import CSRF_HEADER, Session, Sessions, check_write
 from tandem_api.settings import Settings
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Parts:
     writes: Rate
     strangers: Rate
     """Refused tokens, by the client's address."""
+    sessions: Sessions
     clock: Callable[[], float] = time.time
 
 
@@ -63,28 +65,28 @@ _Credentials = Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)]
 WRITES = ("create", "update", "delete")
 
 
-def may(verb: str) -> Callable[..., Coroutine[Any, Any, User]]:
+def may(verb: str, *, csrf: Callable[[Request], Awaitable[str]] | None = None) -> Callable[..., Awaitable[User]]:
     """A dependency: who asks, if they may do that with PairRuns.
 
     Args:
         verb: ``get``, ``list``, ``create``, ``update`` or ``delete``.
+        csrf: where a session's write has its CSRF token; default: the header.
     """
     writes = verb in WRITES
 
     async def who(request: Request, credentials: _Credentials) -> User:
         parts = parts_of(request)
+        session = None
         if credentials is None:
-            if parts.settings.anonymous_reads and not writes and "authorization" not in request.headers:
-                return ANONYMOUS
-            raise unauthenticated("a bearer token is needed")
-        address = request.client.host if request.client else ""
-        if wait := parts.strangers.empty(address):
-            raise too_many(wait, "too many refused tokens from your address")
-        token = credentials.credentials
-        if len(token) > LONGEST_TOKEN or not token.isascii() or not token.isprintable():
-            parts.strangers.take(address)
-            raise unauthenticated()
-        user = await _known(parts, token, address)
+            session = session_of(request)
+            if session is None:
+                if parts.settings.anonymous_reads and not writes and "authorization" not in request.headers:
+                    return ANONYMOUS
+                raise unauthenticated("a bearer token is needed")
+        if session is not None and writes:
+            given = request.headers.get(CSRF_HEADER, "") if csrf is None else await csrf(request)
+            check_write(request, session, given)
+        user = await known(request, session.token if session is not None else cast(Any, credentials).credentials)
         if not await parts.authenticator.allowed(user, verb):
             raise forbidden(user, verb)
         if writes and (wait := parts.writes.take(user.name)):
@@ -94,15 +96,53 @@ def may(verb: str) -> Callable[..., Coroutine[Any, Any, User]]:
     return who
 
 
-async def _known(parts: Parts, token: str, address: str) -> User:
+def session_of(request: Request) -> Session | None:
+    """The session of a browser; None with an ``Authorization`` header, which alone counts then.
+
+    Raises:
+        Problem: 401: the cookie is forged; 429: too often.
+    """
+    if "authorization" in request.headers:
+        return None
+    parts = parts_of(request)
+    try:
+        return parts.sessions.of(request)
+    except ValueError:
+        _refuse(parts, request)
+        raise unauthenticated("the session is not valid here: sign in again") from None
+
+
+async def known(request: Request, token: str) -> User:
+    """Whose token it is; refused ones count against the client's address.
+
+    Raises:
+        Problem: 401, 429, or 503: cannot be told now.
+    """
     from tandem_api.problems import Problem
 
+    parts = parts_of(request)
+    if not usable(token):
+        _refuse(parts, request)
+        raise unauthenticated()
+    if wait := parts.strangers.empty(_address(request)):
+        raise too_many(wait, "too many refused tokens from your address")
     try:
         return await parts.authenticator.authenticate(token)
     except Problem as problem:
         if problem.status == 401:
-            parts.strangers.take(address)
+            parts.strangers.take(_address(request))
         raise
+
+
+def _refuse(parts: Parts, request: Request) -> None:
+    address = _address(request)
+    if wait := parts.strangers.empty(address):
+        raise too_many(wait, "too many refused tokens from your address")
+    parts.strangers.take(address)
+
+
+def _address(request: Request) -> str:
+    return request.client.host if request.client else ""
 
 
 def only_known_parameters(request: Request) -> None:

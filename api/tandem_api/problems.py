@@ -143,7 +143,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _validation(_: Request, error: RequestValidationError) -> Response:
-        return _of_validation(error).response()
+        return of_validation(error).response()
 
 
 def _methods(app: FastAPI, path: str) -> list[str]:
@@ -157,7 +157,8 @@ def _methods(app: FastAPI, path: str) -> list[str]:
     return sorted(found) or ["GET"]
 
 
-def _of_validation(error: RequestValidationError) -> Problem:
+def of_validation(error: RequestValidationError) -> Problem:
+    """What a request that does not fit its route is to a client."""
     found = error.errors()
     if any(e["type"] == "json_invalid" for e in found):
         return Problem(400, "malformed-json", "the body is not JSON")

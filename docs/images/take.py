@@ -1,7 +1,10 @@
-"""Takes the README's pictures anew: runs the demo and photographs the report of its corrupting pair in Chromium."""
+"""Takes the pictures of the README and of the docs anew: runs the demo and photographs the report of its corrupting
+pair in Chromium; those of the web console are made by its test.
+"""
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -31,6 +34,9 @@ def main() -> None:
              f"--screenshot={HERE / 'report.png'}", report.as_uri()],
             check=True, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+    command = [sys.executable, "-m", "pytest", "-q", "tests/integration/test_console_pages.py", "-k", "pictures"]
+    if subprocess.run(command, check=False, env=os.environ | {"TANDEM_PICTURES": str(HERE)}).returncode:
+        sys.exit("error: the test that takes the console's pictures failed")
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -25,6 +26,7 @@ from cluster.bare.images import lacking_for_images
 from cluster.outside import how
 
 REQUIRE = "TANDEM_REQUIRE_PARTS"
+CONSOLE = Path(__file__).resolve().parents[2] / "api/tandem_api/console/vendor"
 PREFIX = "lacks part "
 """Begins the reason of every skip that this plugin makes or counts."""
 
@@ -94,6 +96,16 @@ PARTS = {
         "Chromium",
         lambda: any(shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome")),
         "install the package chromium",
+    ),
+    "console": Part(
+        "the web console's script library",
+        (CONSOLE / "built.json").is_file,
+        "run `python -m tandem_api.console.build`",
+    ),
+    "axe": Part(
+        "axe-core",
+        _modules("axe_playwright_python"),
+        "pip install --require-hashes --no-deps -r requirements/accessibility.txt",
     ),
     "prometheus": Part(
         "Prometheus and promtool",

@@ -17,10 +17,11 @@ from tandem.vocabulary import NodeVerdict
 from tandem_api import pages
 from tandem_api.answers.nodes import Clear, HistoryPage, NodeAnswer, NodePage
 from tandem_api.launch.launcher import State
-from tandem_api.parts import AppParts, CanGet, CanList, CanUpdate, Json
+from tandem_api.parts import AppParts, CanGet, CanList, CanUpdate, Json, Parts
 from tandem_api.problems import Problem, invalid, not_found
 from tandem_api.routes.common import READ, REPORT, WRITE, Limit, NodeName, Token, html, problems
 from tandem_api.routes.runs import launch_json
+from tandem_api.security.authenticate import User
 
 router = APIRouter(prefix="/v1/nodes", tags=["nodes"])
 
@@ -95,14 +96,28 @@ async def clear_node(parts: AppParts, user: CanUpdate, name: NodeName, decision:
     """Record that what was found on a node counts no more, and why: as `tandem node NAME clear`. Answers its profile
     afterwards.
     """
+    await clear(parts, user, name, decision)
+    return Json(await parts.store.whole(_profile, name))
+
+
+async def clear(parts: Parts, user: User, name: str, decision: Clear) -> None:
+    """Record a decision.
+
+    Raises:
+        Problem: 404, 409 or 422: it cannot be made.
+    """
     if "\x00" in decision.reason:
         raise invalid("body.reason", "holds a NUL character")
     await parts.store.write(_clear, name, decision.reason, user.name)
     parts.fleet.forget()
-    return Json(await parts.store.whole(_profile, name))
 
 
-def _load(conn: Any, name: str) -> NodeProfile:
+def load_node(conn: Any, name: str) -> NodeProfile:
+    """A node's profile.
+
+    Raises:
+        Problem: 404: no run names it.
+    """
     try:
         return read_node(conn, name)
     except UsageError:
@@ -110,11 +125,11 @@ def _load(conn: Any, name: str) -> NodeProfile:
 
 
 def _profile(conn: Any, name: str) -> dict[str, Any]:
-    return to_json(_load(conn, name))
+    return to_json(load_node(conn, name))
 
 
 def _report(conn: Any, name: str) -> str:
-    return node_page.render(_load(conn, name))
+    return node_page.render(load_node(conn, name))
 
 
 def _clear(conn: Any, name: str, reason: str, by: str) -> None:

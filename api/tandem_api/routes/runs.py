@@ -25,6 +25,7 @@ from tandem_api.problems import Problem, not_found
 from tandem_api.reads import records
 from tandem_api.reads.runs import detail
 from tandem_api.routes.common import READ, REPORT, WRITE, Limit, RunId, Token, html, problems
+from tandem_api.security.authenticate import User
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"])
 Node = Annotated[
@@ -66,12 +67,10 @@ async def launch_run(
     ] = None,
 ) -> Response:  # fmt: skip
     """Begin a run. Works while the database is away."""
-    launch, new = await parts.launcher.launch(order, by=user.name, key=idempotency_key)
+    launch, new = await begin(parts, user, order, idempotency_key)
     headers = {"Location": f"/v1/runs/{launch.run_id}"}
     if not new:
         headers["Idempotent-Replayed"] = "true"
-    else:
-        parts.metrics.launches.inc()
     return Json(launch_json(launch), 202, headers)
 
 
@@ -94,6 +93,26 @@ async def list_runs(
     filters: dict[str, Any] = {
         "node": node, "workload": workload, "verdict": verdict, "state": state, "kind": kind, "synthetic": synthetic,
     }  # fmt: skip
+    return Json(await runs_json(parts, filters, since, until, page_size, page_token))
+
+
+async def begin(parts: Parts, user: User, order: Order, key: str | None) -> tuple[Launch, bool]:
+    """Begin a run, or find the one that the same key began; whether it is new."""
+    launch, new = await parts.launcher.launch(order, by=user.name, key=key)
+    if new:
+        parts.metrics.launches.inc()
+    return launch, new
+
+
+async def runs_json(
+    parts: Parts,
+    filters: dict[str, Any],
+    since: float | None,
+    until: float | None,
+    page_size: int,
+    page_token: str | None,
+) -> dict[str, Any]:
+    """One page of the list of runs, as `RunPage`."""
     question = {"list": "runs", **filters, "since": since, "until": until}
     last = pages.key(question, page_token, [str])
     before = _uuid(last[0]) if last else None if until is None else _at(until)
@@ -108,21 +127,29 @@ async def list_runs(
         pending = [launch_json(x) for x in parts.launcher.open() if x.state is State.PENDING]
         pending = [launch for launch in pending if launch["run"] not in stored]
     next_token = pages.token(question, [page[-1]["run"]]) if more else None
-    return Json({"runs": page, "pending": pending, "next_page_token": next_token})
+    return {"runs": page, "pending": pending, "next_page_token": next_token}
 
 
 @router.get("/{run_id}", response_model=RunAnswer, responses=problems(404, *READ))
 async def get_run(parts: AppParts, _: CanGet, run_id: RunId) -> Response:
     """One run, whether it is stored or still waits."""
+    return Json(await run_answer(parts, run_id))
+
+
+async def run_answer(parts: Parts, run_id: UUID) -> dict[str, Any]:
+    """One run, as `RunAnswer`.
+
+    Raises:
+        Problem: 404: there is none.
+    """
     launch = parts.launcher.find(run_id)
     stored = await parts.store.ask(detail, run_id)
     if stored is None and launch is None:
         raise not_found(f"run {run_id}")
     state = stored["state"] if stored is not None else str(launch.state) if launch is not None else ""
-    answer = {
+    return {
         "run": str(run_id), "state": state, "stored": stored, "launch": None if launch is None else launch_json(launch)
     }  # fmt: skip
-    return Json(answer)
 
 
 @router.get("/{run_id}/summary", response_model=SummaryAnswer, responses=problems(404, *READ))
@@ -153,9 +180,9 @@ async def list_steps(
     page_token: Token = None,
 ) -> Response:
     """Steps of a run, in their order; step 0 is the initial parameters."""
-    return await _records(
+    return Json(await records_json(
         parts, StepRecord, "steps", run_id, {"attempt": attempt}, (first, last), page_size, page_token
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 @router.get("/{run_id}/mismatches", response_model=MismatchPage, responses=problems(400, 404, *READ))
@@ -182,7 +209,9 @@ async def list_mismatches(
         "attempt": attempt, "site": site, "phase": phase, "module": module, "layer": layer, "tensor": tensor,
         "rank": rank, "cause": cause, "replay": replay,
     }  # fmt: skip
-    return await _records(parts, MismatchRecord, "mismatches", run_id, equal, (first, last), page_size, page_token)
+    return Json(
+        await records_json(parts, MismatchRecord, "mismatches", run_id, equal, (first, last), page_size, page_token)
+    )
 
 
 @router.get("/{run_id}/evaluations", response_model=EvaluationPage, responses=problems(400, 404, *READ))
@@ -200,7 +229,9 @@ async def list_evaluations(
 ) -> Response:
     """Answers to held-out questions, in the order of steps, tasks and questions."""
     equal = {"attempt": attempt, "task": task, "arm": arm}
-    return await _records(parts, EvaluationRecord, "evaluations", run_id, equal, (first, last), page_size, page_token)
+    return Json(
+        await records_json(parts, EvaluationRecord, "evaluations", run_id, equal, (first, last), page_size, page_token)
+    )
 
 
 @router.post("/{run_id}/cancel", status_code=202, response_model=LaunchAnswer, responses=problems(404, 409, *WRITE))
@@ -219,7 +250,7 @@ def launch_json(launch: Launch) -> dict[str, Any]:
     return {"run": values.pop("run_id"), **values}
 
 
-async def _records(
+async def records_json(
     parts: Parts,
     kind: records.Kind,
     name: str,
@@ -228,7 +259,22 @@ async def _records(
     steps: tuple[int | None, int | None],
     page_size: int,
     page_token: str | None,
-) -> Response:
+) -> dict[str, Any]:
+    """One page of a run's records.
+
+    Args:
+        parts: of the application.
+        kind: of record.
+        name: of the list in the answer.
+        run_id: the run.
+        equal: column -> value, None: any.
+        steps: least and largest step.
+        page_size: most rows.
+        page_token: of the page before.
+
+    Raises:
+        Problem: 404: there is no such run.
+    """
     question = {"list": name, "run": run_id, **equal, "first": steps[0], "last": steps[1]}
     wanted = {column: value for column, value in equal.items() if value is not None}
     names, types = records.KEYS[kind]
@@ -241,21 +287,26 @@ async def _records(
     if len(found) > page_size:
         found = found[:page_size]
         token = pages.token(question, [found[-1][column] for column in names])
-    return Json({"run": str(run_id), name: found, "next_page_token": token})
+    return {"run": str(run_id), name: found, "next_page_token": token}
 
 
-def _records_of(conn: Any, run_id: UUID) -> RunRecords:
+def records_of(conn: Any, run_id: UUID) -> RunRecords:
+    """Everything stored of a run.
+
+    Raises:
+        Problem: 404: there is none.
+    """
     if not records.exists(conn, run_id):
         raise not_found(f"run {run_id}")
     return load(conn, run_id)
 
 
 def _summary(conn: Any, run_id: UUID) -> dict[str, Any]:
-    return to_json(summarise(_records_of(conn, run_id)))
+    return to_json(summarise(records_of(conn, run_id)))
 
 
 def _report(conn: Any, run_id: UUID) -> str:
-    return run_page.render(_records_of(conn, run_id))
+    return run_page.render(records_of(conn, run_id))
 
 
 def _at(seconds: float) -> UUID:

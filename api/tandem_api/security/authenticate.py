@@ -43,6 +43,11 @@ class Authenticator(Protocol):
         """
 
 
+def usable(token: str) -> bool:
+    """Whether a text could be a token at all."""
+    return 0 < len(token) <= LONGEST_TOKEN and token.isascii() and token.isprintable()
+
+
 def unauthenticated(detail: str = "the token is not valid here") -> Problem:
     return Problem(401, "unauthenticated", detail, headers={"WWW-Authenticate": 'Bearer realm="tandem"'})
 

@@ -19,6 +19,8 @@ class LocalAuthenticator:
 
     def __init__(self, token: str, user: str | None = None) -> None:
         self._token = token.encode()
+        self.secret = token
+        """What sessions of browsers are proved with (`security.sessions`)."""
         self._user = User(user or getpass.getuser())
 
     async def authenticate(self, token: str) -> User:

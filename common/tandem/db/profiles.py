@@ -318,13 +318,18 @@ def next_of_node(engine: Engine, node: str, model: str, rules: NodeRules = NodeR
     try:
         catch_up(engine, node)
         with engine.connect().execution_options(isolation_level="REPEATABLE READ") as conn:
-            rows = [*conn.execute(_MINE, {"node": node}), *conn.execute(_OTHERS, {"node": node})]
-            nulls = _nulls(conn, None)
-            decisions = _decisions(conn, [node])[node]
-            unsteady = _unsteady(conn)
-            controls = [_facts(row) for row in conn.execute(_CONTROLS, {"model": model, "node": node})]
+            return read_next(conn, node, model, rules)
     except DBAPIError as error:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
+
+
+def read_next(conn: Connection, node: str, model: str, rules: NodeRules = NodeRules()) -> Wanted | Ended:  # noqa: B008
+    """As `next_of_node`, in the caller's transaction and from the profiles that are there."""
+    rows = [*conn.execute(_MINE, {"node": node}), *conn.execute(_OTHERS, {"node": node})]
+    nulls = _nulls(conn, None)
+    decisions = _decisions(conn, [node])[node]
+    unsteady = _unsteady(conn)
+    controls = [_facts(row) for row in conn.execute(_CONTROLS, {"model": model, "node": node})]
     runs = [_facts(row) for row in rows]
     return next_run(node, model, runs, nulls, decisions, rules=rules, others=controls, unsteady=unsteady)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 from tandem import formats
 from tandem.node_profile import NodeProfile, RunLine
@@ -26,6 +27,11 @@ LEAVES = 25
 
 def render(p: NodeProfile) -> str:
     """The page of one node, as HTML text."""
+    return page.html("node.html.j2", SECTIONS, **values(p))
+
+
+def values(p: NodeProfile) -> dict[str, Any]:
+    """What ``node.html.j2`` shows of a node."""
     warm_up()
     sign, style, meaning = VERDICTS[p.verdict]
     numbers = {run.facts.run_id: f"{i}" for i, run in enumerate(reversed(p.runs), 1)}
@@ -33,32 +39,30 @@ def render(p: NodeProfile) -> str:
     when = figures.timeline([(numbers[run.facts.run_id], run.timeline) for run in counted])
     severity = figures.severities(_decades(p.severities))
     leaves = sorted(p.leaves.items(), key=lambda item: (-item[1], item[0]))
-    return page.html(
-        "node.html.j2",
-        SECTIONS,
-        p=p,
-        sign=sign,
-        verdict_class=style,
-        meaning=meaning,
-        facts=_facts(p),
-        bounds=bound_of(p.bound) if p.bound else [],
-        numbers=numbers,
-        layers=page.columns(p.layer_map),
-        layer_shades=page.shades(p.layer_map),
-        ranks=page.columns(p.rank_map),
-        rank_shades=page.shades(p.rank_map),
-        when=[when] if when else [],
-        bursts=figures.bursts(p.timing),
-        bits=figures.bits(p.bits),
-        severity=[severity] if severity else [],
-        replay_rows=page.replay_rows(p.replays),
-        extent_rows=page.count_rows(p.extents),
-        findings=", ".join(f"{n:,} {cause.replace('_', '-')}" for cause, n in p.findings.items()),
-        noisy=[run for run in p.runs if run.counted and run.noise],
-        drifted=[(run, *_drift(run)) for run in p.runs if run.counted and run.drifts],
-        leaves=leaves[:LEAVES],
-        more_leaves=max(0, len(leaves) - LEAVES),
-    )
+    return {
+        "p": p,
+        "sign": sign,
+        "verdict_class": style,
+        "meaning": meaning,
+        "facts": _facts(p),
+        "bounds": bound_of(p.bound) if p.bound else [],
+        "numbers": numbers,
+        "layers": page.columns(p.layer_map),
+        "layer_shades": page.shades(p.layer_map),
+        "ranks": page.columns(p.rank_map),
+        "rank_shades": page.shades(p.rank_map),
+        "when": [when] if when else [],
+        "bursts": figures.bursts(p.timing),
+        "bits": figures.bits(p.bits),
+        "severity": [severity] if severity else [],
+        "replay_rows": page.replay_rows(p.replays),
+        "extent_rows": page.count_rows(p.extents),
+        "findings": ", ".join(f"{n:,} {cause.replace('_', '-')}" for cause, n in p.findings.items()),
+        "noisy": [run for run in p.runs if run.counted and run.noise],
+        "drifted": [(run, *_drift(run)) for run in p.runs if run.counted and run.drifts],
+        "leaves": leaves[:LEAVES],
+        "more_leaves": max(0, len(leaves) - LEAVES),
+    }
 
 
 SECTIONS = (

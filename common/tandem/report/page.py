@@ -37,16 +37,15 @@ def html(template: str, sections: Sequence[tuple[str, str]], **values: Any) -> s
         values: what the template shows.
     """
     return (
-        _environment()
+        environment()
         .get_template(template)
-        .render(
-            style=resources.files("tandem.report").joinpath("style.css").read_text(),
-            version=version("tandem-sdc"),
-            sections=sections,
-            published=published,
-            **values,
-        )
+        .render(style=style(), sections=sections, version=version("tandem-sdc"), published=published, **values)
     )
+
+
+def style() -> str:
+    """The style sheet of all pages."""
+    return resources.files("tandem.report").joinpath("style.css").read_text(encoding="utf-8")
 
 
 def write(text: str, path: Path) -> Path:
@@ -110,17 +109,18 @@ def count_rows(counts: dict[Any, Any]) -> list[tuple[str, ...]]:
 
 
 @cache
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Templates, and how they write numbers; the web console puts the same sections into pages of its own."""
     import jinja2
 
-    environment = jinja2.Environment(
+    made = jinja2.Environment(
         loader=jinja2.PackageLoader("tandem.report", package_path=""),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update(
+    made.filters.update(
         clean=formats.clean,
         count=formats.count,
         short=formats.short,
@@ -132,5 +132,5 @@ def _environment() -> jinja2.Environment:
         leaf_row=lambda item: (formats.clean(item[0]), formats.scientific(item[1])),
         words=lambda text: str(text).replace("_", " "),
     )
-    environment.globals.update(place=tables.place, frequency=tables.frequency)
-    return environment
+    made.globals.update(place=tables.place, frequency=tables.frequency)
+    return made

@@ -35,37 +35,51 @@ def render(records: RunRecords) -> str:
     """The page of one run, as HTML text."""
     warm_up()
     s = summarise(records)
+    return page.html("run.html.j2", sections(s), **values(s))
+
+
+def sections(s: RunSummary) -> list[tuple[str, str]]:
+    """(id, title) of the sections of a run's page."""
+    return _sections(s, _anatomy(s))
+
+
+def _anatomy(s: RunSummary) -> bool:
+    """Whether its page has a place for where and what mismatched."""
+    return s.run.workload in (Workload.SUBMODULE, Workload.GRADIENT) or bool(s.rows)
+
+
+def values(s: RunSummary) -> dict[str, Any]:
+    """What ``run.html.j2`` shows of a run."""
+    warm_up()
     sign, meaning = VERDICTS.get(s.run.verdict, VERDICTS[None])
-    anatomy = s.run.workload in (Workload.SUBMODULE, Workload.GRADIENT) or bool(s.rows)
-    return page.html(
-        "run.html.j2",
-        _sections(s, anatomy),
-        s=s,
-        sign=sign,
-        meaning=meaning,
-        facts=_facts(s),
-        rq1=_rq1(s),
-        charts=figures.of_run(s),
-        anatomy=anatomy,
-        layers=page.columns(s.site_map),
-        layer_shades=page.shades(s.site_map),
-        ranks=page.columns(s.rank_map),
-        rank_shades=page.shades(s.rank_map),
-        rank_rows=page.count_rows(s.ranks),
-        replay_rows=page.replay_rows(s.replays),
-        extent_rows=page.count_rows(s.extents),
-        group_maps=_group_maps(s),
-        apart=s.drift.largest_difference() if s.drift else None,
-        last_answers=sorted(s.answers.items())[-1:],
-        leaves_shown=LEAVES,
-        parity_status=next(c.status for c in s.controls if c.name == ControlName.PARITY),
-        findings=", ".join(f"{n:,} {cause.replace('_', '-')}" for cause, n in s.findings.items()),
-        bounds=tables.bound_lines(s),
-        fault_lines=tables.fault_lines(s),
-        versions=[(name, s.parity[name]) for name in VERSIONS if name in s.parity],
-        spec=spec_yaml(s.run.spec),
-        row_bits=_row_bits,
-    )
+    anatomy = _anatomy(s)
+    return {
+        "s": s,
+        "sign": sign,
+        "meaning": meaning,
+        "facts": _facts(s),
+        "rq1": _rq1(s),
+        "charts": figures.of_run(s),
+        "anatomy": anatomy,
+        "layers": page.columns(s.site_map),
+        "layer_shades": page.shades(s.site_map),
+        "ranks": page.columns(s.rank_map),
+        "rank_shades": page.shades(s.rank_map),
+        "rank_rows": page.count_rows(s.ranks),
+        "replay_rows": page.replay_rows(s.replays),
+        "extent_rows": page.count_rows(s.extents),
+        "group_maps": _group_maps(s),
+        "apart": s.drift.largest_difference() if s.drift else None,
+        "last_answers": sorted(s.answers.items())[-1:],
+        "leaves_shown": LEAVES,
+        "parity_status": next(c.status for c in s.controls if c.name == ControlName.PARITY),
+        "findings": ", ".join(f"{n:,} {cause.replace('_', '-')}" for cause, n in s.findings.items()),
+        "bounds": tables.bound_lines(s),
+        "fault_lines": tables.fault_lines(s),
+        "versions": [(name, s.parity[name]) for name in VERSIONS if name in s.parity],
+        "spec": spec_yaml(s.run.spec),
+        "row_bits": _row_bits,
+    }
 
 
 def _sections(s: RunSummary, anatomy: bool) -> list[tuple[str, str]]:

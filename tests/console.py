@@ -1,0 +1,47 @@
+"""The web console in a browser: signing in, and what axe-core and the console of the browser say of a page."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from browser import Tab
+
+VIOLATIONS = """
+axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'wcag22aa', 'best-practice']}).then(found =>
+  found.violations.map(v => [
+    v.impact, v.id, v.nodes.slice(0, 5).map(n => n.html.slice(0, 300) + ' ' + n.failureSummary)
+  ]))
+"""
+
+
+def sign_in(tab: Tab, url: str, token: str, path: str = "/") -> None:
+    """Open a page as somebody who is not signed in yet, and sign in on the way."""
+    tab.forget()
+    tab.open(f"{url}{path}")
+    tab.until("document.querySelector('#token')")
+    tab.fill("#token", token)
+    tab.press("Enter")
+    tab.until(f"location.pathname + location.search === {path!r} && document.readyState === 'complete'")
+
+
+@cache
+def _axe() -> str:
+    found = find_spec("axe_playwright_python")
+    assert found is not None
+    assert found.origin is not None
+    return (Path(found.origin).parent / "axe.min.js").read_text(encoding="utf-8")
+
+
+def violations(tab: Tab) -> list[Any]:
+    """What axe-core finds wrong with the page: impact, rule, elements. None may be there, be it ever so small."""
+    tab.run(_axe())
+    found: list[Any] = tab.wait_for(VIOLATIONS)
+    return found
+
+
+def fits(tab: Tab) -> bool:
+    """Whether the page is no wider than its window: wide tables scroll by themselves."""
+    return bool(tab.ask("document.documentElement.scrollWidth <= innerWidth"))
