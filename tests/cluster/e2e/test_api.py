@@ -13,6 +13,7 @@ import pytest
 
 from api_server import SentEvent, events, is_problem
 from cluster.e2e.installation import COMPILED, NAMESPACE, VERDICT_S, Tandem
+from cluster.e2e.reaching import address, component, of_the_cluster, reached
 from cluster.e2e.scraping import Looking, prometheus_in
 from cluster.forwarded import forwarded
 from cluster.handle import BareCluster, until
@@ -24,7 +25,6 @@ from tokens import claims_of, forged, signed
 pytestmark = [pytest.mark.needs("cluster"), pytest.mark.slow, pytest.mark.timeout(1200)]
 PEOPLE = {"operator": "editor", "onlooker": "viewer"}
 """Service accounts and the roles of the chart that they are bound to."""
-LABELS = ("-l", "app.kubernetes.io/component=api")
 
 
 class Api:
@@ -119,6 +119,25 @@ def test_who_asks_must_be_known_to_the_cluster_and_may_do_what_its_roles_say(api
     refused = is_problem(api.ask("/v1/runs", "onlooker", order={}), 403, "forbidden")
     assert f"system:serviceaccount:{NAMESPACE}:onlooker may not create" in refused["detail"]
     assert pairruns(tandem) == []
+
+
+def test_it_reaches_names_the_api_server_and_postgresql_and_nothing_else(api: Api, tandem: Tandem) -> None:
+    pod = component(tandem, "api")
+    controller = component(tandem, "controller")["status"]["podIP"]
+    targets = {
+        "postgresql": (address(tandem, "pod", "tandem-postgres-0"), 5432),
+        "postgresql's service": (address(tandem, "service", "tandem-postgres"), 5432),
+        "the controller's metrics": (controller, 8080),
+        "the controller's health": (controller, 8081),
+        **of_the_cluster(tandem),
+    }
+    found = reached(tandem, pod["metadata"]["name"], f"tandem-postgres.{NAMESPACE}.svc", targets)
+    assert found == {"dns", "postgresql", "postgresql's service", "api server", "api server's address"}
+    spec = pod["spec"]["containers"][0]
+    assert (spec["securityContext"]["readOnlyRootFilesystem"], pod["spec"]["securityContext"]["runAsUser"]) == (
+        True,
+        65532,
+    )
 
 
 def order_for(tandem: Tandem) -> dict[str, Any]:
@@ -245,8 +264,7 @@ def test_postgresql_away_stops_reading_and_not_launching(api: Api, tandem: Tande
         cancelled = api.client.post(f"/v1/runs/{launched.json()['run']}/cancel", headers=token)
         assert cancelled.status_code == 202, cancelled.text
         until("its end", lambda: pairruns(tandem) == [], 60)
-        (pod,) = cluster.get("pods", *LABELS, "--namespace", NAMESPACE)["items"]
-        (container,) = pod["status"]["containerStatuses"]
+        (container,) = component(tandem, "api")["status"]["containerStatuses"]
         assert (container["ready"], container["restartCount"]) == (True, 0)
     finally:
         cluster.kubectl(*scale, "--replicas=1")
