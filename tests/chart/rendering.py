@@ -22,7 +22,8 @@ VALUES_FILES = sorted(path.name for path in CHART.glob("values-*.yaml"))
 CHOICES: dict[str, tuple[str, ...]] = {
     "defaults": (),
     **{name.removesuffix(".yaml"): ("-f", str(CHART / name)) for name in VALUES_FILES},
-    "existing database": ("--set", "database.existingSecret=records,database.existingSecretKey=url"),
+    "existing database": ("--set", "database.existingSecret=records,database.existingSecretKey=url",
+                          "--set", "api.database.existingSecret=records-api"),
     "everything": (
         "--set", "controller.markNodes=true,controller.replicas=2,controller.priorityClassName=high",
         "--set", "metrics.podAnnotations=true,image.registry=r.example.com/x,image.pullSecrets={one,two}",
@@ -31,10 +32,18 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "--set", "metrics.alerts.runbooks=https://wiki.example.com/tandem/,metrics.alerts.labels.release=prometheus",
         "--set", "metrics.worker.from[0].namespaceSelector.matchLabels.team=monitoring",
         "--set", "controller.podLabels.team=sre,controller.podAnnotations.note=x,controller.nodeSelector.pool=cpu",
+        "--set", "api.replicas=2,api.priorityClassName=high,api.podLabels.team=sre,api.podAnnotations.note=x",
+        "--set", "api.settings.writes.burst=5,api.settings.bodyLimit=2000000,api.settings.audiences={tandem,sre}",
+        "--set", "api.ingress.enabled=true,api.ingress.host=tandem.example.com,api.ingress.tlsSecret=tls",
+        "--set", "api.ingress.className=nginx,api.ingress.annotations.note=x,api.service.annotations.note=x",
+        "--set", "api.networkPolicy.from[0].namespaceSelector.matchLabels.team=sre",
+        "--set", "api.networkPolicy.kubernetes.to[0].ipBlock.cidr=10.0.0.1/32",
+        "--set", "metrics.api.from[0].podSelector.matchLabels.app=p",
         "--set", "worker.priorityClass.name=pairs,worker.allowedHostPaths={/mnt/weights},policy.runsPerReference=2",
     ),
     "least": (
         "--set", "crds.enabled=false,worker.priorityClass.create=false,metrics.service=false,rbac.aggregate=false",
+        "--set", "api.enabled=false,metrics.serviceMonitor.enabled=true",
         "--set", "metrics.worker.enabled=false",
         "--set", "database.trial.persistence.enabled=false,database.trial.networkPolicy=false,migrations.hook=false",
     ),

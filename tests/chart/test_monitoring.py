@@ -64,7 +64,7 @@ def test_the_monitors_find_the_controller_and_references_and_no_suspect() -> Non
     (port,) = [endpoint["port"] for endpoint in monitors["tandem-worker"]["podMetricsEndpoints"]]
     names = [p["name"] for p in pods[Role.REFERENCE]["spec"]["containers"][0]["ports"]]
     assert port in names
-    (deployment,) = of_kind("everything", "Deployment")
+    deployment = named("everything", "Deployment", "tandem-controller")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert monitors["tandem-controller"]["selector"]["matchLabels"].items() <= labels.items()
 

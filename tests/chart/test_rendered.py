@@ -17,6 +17,10 @@ from tandem_controller.settings import Settings
 pytestmark = [pytest.mark.needs("helm"), pytest.mark.parametrize("choice", CHOICES)]
 
 
+def _api(choice: str) -> set[str]:
+    return set() if choice == "least" else {"tandem-api"}
+
+
 def test_every_pod_satisfies_pod_security_restricted(choice: str) -> None:
     for name, _, spec in pods(choice):
         security = spec["securityContext"]
@@ -36,7 +40,8 @@ def test_every_pod_satisfies_pod_security_restricted(choice: str) -> None:
 
 def test_tokens_only_where_the_api_is_used(choice: str) -> None:
     tokens = {name: spec["automountServiceAccountToken"] for name, _, spec in pods(choice)}
-    assert {name for name, token in tokens.items() if token} == {"tandem-controller", "tandem-test", "tandem-uninstall"}
+    wanted = {"tandem-controller", "tandem-test", "tandem-uninstall"} | _api(choice)
+    assert {name for name, token in tokens.items() if token} == wanted
     for account in of_kind(choice, "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
     bound = {
@@ -45,7 +50,7 @@ def test_tokens_only_where_the_api_is_used(choice: str) -> None:
         for b in of_kind(choice, kind)
         for s in b["subjects"]
     }
-    assert bound == {"tandem-controller", "tandem-test"}
+    assert bound == {"tandem-controller", "tandem-test"} | _api(choice)
 
 
 def test_every_image_is_named_with_a_tag_or_digest_that_is_not_latest(choice: str) -> None:
@@ -71,11 +76,18 @@ def test_selectors_match_the_labels_of_pods_and_nothing_else(choice: str) -> Non
             assert chosen(one["spec"]["selector"]["matchLabels"]) == {name}
         elif one["kind"] == "NetworkPolicy":
             assert chosen(one["spec"]["podSelector"]["matchLabels"]) == {name}
-            peers = [peer["podSelector"]["matchLabels"] for rule in one["spec"]["ingress"] for peer in rule["from"]]
-            let_in = [chosen(peer) for peer in peers]
-            assert let_in[0] == {"tandem-controller"}
-            assert [name.rsplit("-", 1)[0] for name in let_in[1]] == ["tandem-migrate"]
-            assert peers[2:] == [{"app.kubernetes.io/component": "worker", LABEL_ROLE: "reference"}]
+
+
+def test_only_those_who_need_it_reach_the_trial_database(choice: str) -> None:
+    labels = {name: meta["labels"] for name, meta, _ in pods(choice)}
+    for policy in of_kind(choice, "NetworkPolicy"):
+        if policy["metadata"]["name"] != "tandem-postgres":
+            continue
+        (rule,) = policy["spec"]["ingress"]
+        peers = [peer["podSelector"]["matchLabels"] for peer in rule["from"]]
+        let_in = {name for name, have in labels.items() for peer in peers if peer.items() <= have.items()}
+        assert {name.partition("-migrate")[0] for name in let_in} == {"tandem", "tandem-controller"} | _api(choice)
+        assert peers[-1] == {"app.kubernetes.io/component": "worker", LABEL_ROLE: "reference"}
 
 
 def test_every_rule_names_its_verbs_resources_and_groups(choice: str) -> None:

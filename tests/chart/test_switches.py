@@ -7,7 +7,7 @@ import json
 import pytest
 import yaml
 
-from chart.rendering import CHART, NAMESPACE, named, objects, of_kind, parse, template
+from chart.rendering import CHART, NAMESPACE, Manifest, named, objects, of_kind, parse, template
 from tandem.pairing.policy import read_policy
 from tandem.pairrun.spec import Device, read_spec
 from tandem.vocabulary import Kind
@@ -15,10 +15,15 @@ from tandem.vocabulary import Kind
 pytestmark = pytest.mark.needs("helm")
 
 
-def render(*settings: str) -> list[dict[str, object]]:
+def render(*settings: str) -> list[Manifest]:
     done = template(*(word for setting in settings for word in ("--set", setting)))
     assert done.returncode == 0, done.stderr
     return parse(done.stdout)
+
+
+def one(rendered: list[Manifest], kind: str, name: str) -> Manifest:
+    (found,) = [each for each in rendered if each["kind"] == kind and each["metadata"]["name"] == name]
+    return found
 
 
 def test_the_crd_is_the_generated_one_with_the_chart_s_metadata() -> None:
@@ -30,21 +35,24 @@ def test_the_crd_is_the_generated_one_with_the_chart_s_metadata() -> None:
     assert rendered["metadata"]["name"] == generated["metadata"]["name"]
     assert rendered["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     (free,) = [one for one in render("crds.keep=false") if one["kind"] == "CustomResourceDefinition"]
-    assert "annotations" not in free["metadata"]  # type: ignore[operator]
+    assert "annotations" not in free["metadata"]
     assert not of_kind("least", "CustomResourceDefinition")
 
 
 def test_a_policy_list_replaces_the_shipped_one_and_the_others_stay() -> None:
-    (config,) = [one for one in render("policy.deviceTaints={example.com/npu}") if one["kind"] == "ConfigMap"]
-    policy = read_policy(yaml.safe_load(config["data"]["policy.yaml"]))  # type: ignore[index]
-    assert policy.device_taints == ["example.com/npu"]
-    assert policy.quarantine == read_policy({}).quarantine
+    """For the controller, which pairs, and the API, which tells what would be paired."""
+    found = [one for one in render("policy.deviceTaints={example.com/npu}") if one["kind"] == "ConfigMap"]
+    assert len(found) == 2
+    for config in found:
+        policy = read_policy(yaml.safe_load(config["data"]["policy.yaml"]))
+        assert policy.device_taints == ["example.com/npu"]
+        assert policy.quarantine == read_policy({}).quarantine
 
 
 def test_a_change_of_settings_starts_new_controller_pods() -> None:
     def checksum(*settings: str) -> str:
-        (deployment,) = [one for one in render(*settings) if one["kind"] == "Deployment"]
-        return deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]  # type: ignore[index,no-any-return]
+        deployment = one(render(*settings), "Deployment", "tandem-controller")
+        return deployment["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
 
     assert checksum() == checksum()
     assert len({checksum(), checksum("controller.workers=5"), checksum("policy.runsPerReference=2")}) == 3
@@ -54,8 +62,8 @@ def test_another_image_or_database_is_another_migration_job() -> None:
     """A Job cannot be changed."""
 
     def name(*settings: str) -> str:
-        (job,) = [one for one in render(*settings) if one["kind"] == "Job" and "migrate" in one["metadata"]["name"]]  # type: ignore[index,operator]
-        return job["metadata"]["name"]  # type: ignore[index,no-any-return]
+        (job,) = [one for one in render(*settings) if one["kind"] == "Job" and "migrate" in one["metadata"]["name"]]
+        return job["metadata"]["name"]
 
     names = [name(), name("controller.image.tag=0.2.0"), name("database.existingSecret=records")]
     assert len(set(names)) == 3
@@ -74,10 +82,10 @@ def test_another_image_or_database_is_another_migration_job() -> None:
 )  # fmt: skip
 def test_images(settings: tuple[str, ...], controller: str, worker: str) -> None:
     rendered = render(*settings)
-    (deployment,) = [one for one in rendered if one["kind"] == "Deployment"]
-    (config,) = [one for one in rendered if one["kind"] == "ConfigMap"]
-    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == controller  # type: ignore[index]
-    assert yaml.safe_load(config["data"]["settings.yaml"])["worker"]["image"] == worker  # type: ignore[index]
+    deployment = one(rendered, "Deployment", "tandem-controller")
+    config = one(rendered, "ConfigMap", "tandem-controller")
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == controller
+    assert yaml.safe_load(config["data"]["settings.yaml"])["worker"]["image"] == worker
 
 
 def test_two_releases_of_one_name_share_nothing_that_belongs_to_the_cluster() -> None:
@@ -106,9 +114,9 @@ def test_a_pod_monitor_only_when_asked() -> None:
     monitors = [one for one in render("metrics.podMonitor.enabled=true") if one["kind"] == "PodMonitor"]
     assert {one["metadata"]["name"] for one in monitors} == {"tandem-controller", "tandem-worker"}
     (monitor,) = [one for one in monitors if one["metadata"]["name"] == "tandem-controller"]
-    (deployment,) = of_kind("defaults", "Deployment")
+    deployment = named("defaults", "Deployment", "tandem-controller")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()  # type: ignore[index]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
 def test_the_null_pair_of_helm_test_is_one_that_the_controller_reads() -> None:

@@ -64,6 +64,7 @@ def installed_images() -> list[Path]:
     """The archives of all that the tests install, each named ``localhost/...:test``."""
     return [
         build_image("controller", "localhost/tandem-controller:test"),
+        build_image("api", "localhost/tandem-api:test"),
         build_image("worker", "localhost/tandem-worker:test"),
         build_image("postgres", "localhost/postgres:test", dockerfile=POSTGRES),
     ]

@@ -17,8 +17,8 @@ from cluster.handle import ApiServer
 HOW = "TANDEM_E2E"
 """Variable that says which cluster the tests get: ``bare`` (built here, the default), ``kind`` or ``kubeconfig``."""
 IMAGES = "TANDEM_E2E_IMAGES"
-"""For ``kubeconfig``: where its nodes pull from, such as ``ghcr.io/me``; tandem-controller and tandem-worker must be
-there, with the tag that TANDEM_E2E_TAG names (``test``)."""
+"""For ``kubeconfig``: where its nodes pull from, such as ``ghcr.io/me``; tandem-controller, tandem-api and
+tandem-worker must be there, with the tag that TANDEM_E2E_TAG names (``test``)."""
 ROOT = Path(__file__).resolve().parents[2]
 KIND_CONFIG = Path(__file__).with_name("kind.yaml")
 KIND_NAME = "tandem-test"
@@ -50,10 +50,11 @@ class Outside(ApiServer):
     def images(self) -> dict[str, Any]:
         """Chart values by which the nodes find the images."""
         where, tag = os.environ.get(IMAGES, ""), os.environ.get("TANDEM_E2E_TAG", "test")
-        assert where, f"{IMAGES} is not set: push tandem-controller:{tag} and tandem-worker:{tag}, and say where to"
+        assert where, f"{IMAGES} is not set: push Tandem's three images with the tag {tag}, and say where to"
         return {
             "image": {"pullPolicy": "IfNotPresent"},
             "controller": {"image": {"repository": f"{where}/tandem-controller", "tag": tag}},
+            "api": {"image": {"repository": f"{where}/tandem-api", "tag": tag}},
             "worker": {"image": {"repository": f"{where}/tandem-worker", "tag": tag}},
         }
 
@@ -68,7 +69,7 @@ class Kind(Outside):
     """A cluster of kind, with images built by Docker and loaded into its nodes."""
 
     def images(self) -> dict[str, Any]:
-        for target in ("controller", "worker"):
+        for target in ("controller", "api", "worker"):
             tag = f"localhost/tandem-{target}:test"
             dockerfile = str(ROOT / "deploy" / "Dockerfile")
             self.run("docker", "build", "-f", dockerfile, "--target", target, "-t", tag, str(ROOT), timeout=1800)
@@ -76,6 +77,7 @@ class Kind(Outside):
         return {
             "image": {"pullPolicy": "IfNotPresent"},
             "controller": {"image": {"repository": "localhost/tandem-controller", "tag": "test"}},
+            "api": {"image": {"repository": "localhost/tandem-api", "tag": "test"}},
             "worker": {"image": {"repository": "localhost/tandem-worker", "tag": "test"}},
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import signal
 import subprocess
@@ -27,6 +26,7 @@ from tandem.pairing.policy import read_policy
 from tandem.pairrun.names import run_id_of
 from tandem_api.launch.cluster import ANNOTATION_BY, ClusterLauncher
 from tandem_api.security.cluster import REVIEWS, ClusterAuthenticator
+from tokens import forged, signed
 
 __all__ = ["with_crd"]
 pytestmark = pytest.mark.needs("api-server")
@@ -147,13 +147,6 @@ def test_the_rbac_of_the_cluster_rules(api: Served, cluster: Cluster) -> None:
     assert by == {f"system:serviceaccount:{cluster.namespace}:{name}" for name in ("editor", "starter")}
 
 
-def forged(token: str, **claims: Any) -> str:
-    """The same token with other claims, its signature as it was."""
-    head, body, signature = token.split(".")
-    values = json.loads(base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))) | claims
-    return ".".join([head, base64.urlsafe_b64encode(json.dumps(values).encode()).decode().rstrip("="), signature])
-
-
 def test_tokens_that_are_not_for_us(api: Served, cluster: Cluster) -> None:
     """Forged, of another audience, of the API server itself, of an account that is gone, or none at all."""
     good = cluster.token("editor")
@@ -170,6 +163,17 @@ def test_tokens_that_are_not_for_us(api: Served, cluster: Cluster) -> None:
         is_problem(api.client.post("/v1/runs", json={}, headers=bearer(token)), 401, "unauthenticated")
     assert cluster.pairruns() == []
     assert api.client.get("/v1/runs", headers=bearer(good)).status_code == 200
+
+
+def test_a_token_that_has_expired_is_refused(api: Served, cluster: Cluster) -> None:
+    """A right one in all else: the same with its end in the future, by the same key, is taken."""
+    key, now = cluster.server.root / "pki" / "sa.key", int(time.time())
+    token = cluster.token("editor")
+    late = signed(token, key, iat=now - 7200, nbf=now - 7200, exp=now - 3600)
+    fresh = signed(token, key, iat=now - 7200, nbf=now - 7200, exp=now + 3600)
+    is_problem(api.client.get("/v1/runs", headers=bearer(late)), 401, "unauthenticated")
+    is_problem(api.client.post("/v1/runs", json={}, headers=bearer(late)), 401, "unauthenticated")
+    assert api.client.get("/v1/runs", headers=bearer(fresh)).status_code == 200
 
 
 def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:

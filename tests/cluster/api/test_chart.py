@@ -77,7 +77,9 @@ def _alone(owner: Manifest) -> Manifest:
 
 def test_the_aggregated_roles_let_an_editor_edit_and_a_viewer_look(server: ApiServer) -> None:
     """The rules themselves: who is bound to one of the chart's two roles can do this and no more."""
-    roles = [one for one in of_kind("defaults", "ClusterRole") if not one["metadata"]["name"].endswith("-nodes")]
+    roles = [
+        one for one in of_kind("defaults", "ClusterRole") if one["metadata"]["name"].endswith(("-editor", "-viewer"))
+    ]
     for role in roles:
         server.kubectl("apply", "-f", "-", input=json.dumps(role))
         user = role["metadata"]["name"].rsplit("-", 1)[1]
@@ -121,3 +123,26 @@ def test_the_controller_can_do_what_its_role_says_and_no_more(server: ApiServer)
     for resource in ("pods", "secrets", "pairruns.tandem.dev"):
         asked = server.try_kubectl("auth", "can-i", "get", resource, f"--as={worker}", f"--namespace={NAMESPACE}")
         assert asked.stdout.strip() == "no"
+
+
+def test_the_api_can_do_what_its_roles_say_and_no_more(server: ApiServer) -> None:
+    for kind in ("ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"):
+        for one in of_kind("defaults", kind):
+            server.kubectl("apply", "-f", "-", input=json.dumps(one))
+    account = f"system:serviceaccount:{NAMESPACE}:tandem-api"
+
+    def can(verb: str, resource: str, *options: str, namespace: str = NAMESPACE) -> bool:
+        words = ("auth", "can-i", verb, resource, f"--as={account}", f"--namespace={namespace}", *options)
+        return server.try_kubectl(*words).stdout.strip() == "yes"
+
+    until("the API's rights", lambda: can("create", "pairruns.tandem.dev") and can("create", "tokenreviews"))
+    assert can("create", "subjectaccessreviews")
+    assert can("delete", "pairruns.tandem.dev")
+    assert can("list", "pods", namespace="default")
+    for verb, resource in (
+        ("update", "pairruns.tandem.dev"), ("create", "pods"), ("get", "secrets"), ("watch", "pods"),
+        ("patch", "nodes"), ("create", "serviceaccounts/token"), ("create", "jobs.batch"),
+    ):  # fmt: skip
+        assert not can(verb, resource), (verb, resource)
+    assert not can("patch", "pairruns.tandem.dev", "--subresource=status")
+    assert not can("get", "pairruns.tandem.dev", namespace="default")

@@ -32,6 +32,7 @@ VALUES: dict[str, Any] = {
 OURS: dict[str, Any] = {
     "image": {"pullPolicy": "Never"},
     "controller": {"image": {"repository": "localhost/tandem-controller", "tag": "test"}},
+    "api": {"image": {"repository": "localhost/tandem-api", "tag": "test"}},
     "worker": {"image": {"repository": "localhost/tandem-worker", "tag": "test"}},
     "database": {"trial": {"image": "localhost/postgres:test"}},
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.e2e.installation import CACHE, NAMESPACE, Tandem
+from cluster.e2e.reaching import address, component, of_the_cluster, reached
 from cluster.handle import BareCluster, until
 from plugins import parts
 from quiz import write_quiz
@@ -97,57 +98,23 @@ def test_fine_tuning_asks_questions_from_a_volume(tandem: Tandem, tmp_path: Path
 def test_the_suspect_reaches_its_partners_port_and_dns_and_nothing_else(tandem: Tandem) -> None:
     """Neither PostgreSQL, the API server, another pod nor a node; and nobody reaches it."""
     cluster = tandem.cluster
-    program = (
-        "import json, socket, sys\n"
-        "def open_(host, port):\n"
-        "    try:\n"
-        "        socket.create_connection((host, port), 3).close()\n"
-        "        return True\n"
-        "    except OSError:\n"
-        "        return False\n"
-        "targets = json.loads(sys.argv[1])\n"
-        "print(json.dumps({'dns': bool(socket.getaddrinfo(targets.pop('name'), None)), "
-        "**{k: open_(*v) for k, v in targets.items()}}))\n"
-    )
     with tandem.quarantined():
         tandem.create("walled", workload={"durationSeconds": 600})
         tandem.stepping("walled")
         pods = {role: tandem.pod("walled", role) for role in Role}
-
-        def address(kind: str, name: str) -> str:
-            found = cluster.get(kind, name, "--namespace", NAMESPACE)
-            return str(found["status"]["podIP"] if kind == "pod" else found["spec"]["clusterIP"])
-
-        controller = cluster.get("pods", "--namespace", NAMESPACE, "-l", "app.kubernetes.io/component=controller")
         uid = tandem.get("walled")["metadata"]["uid"]
-        kubernetes = cluster.get("service", "kubernetes", "--namespace", "default")["spec"]["clusterIP"]
-        slices = cluster.get("endpointslices", "--namespace", "default", "-l", "kubernetes.io/service-name=kubernetes")
-        server = slices["items"][0]
-        node = cluster.get("node", tandem.reference)["status"]["addresses"]
+        partner = address(tandem, "pod", pods[Role.REFERENCE])
         targets = {
-            "name": f"reference.{names.child_name('walled', uid, 1)}.{NAMESPACE}.svc",
-            "partner": [address("pod", pods[Role.REFERENCE]), names.LINK_PORT],
-            "partner's other port": [address("pod", pods[Role.REFERENCE]), 22],
-            "postgresql": [address("pod", "tandem-postgres-0"), 5432],
-            "postgresql's service": [address("service", "tandem-postgres"), 5432],
-            "api server": [kubernetes, 443],
-            "api server's address": [server["endpoints"][0]["addresses"][0], server["ports"][0]["port"]],
-            "another pod": [controller["items"][0]["status"]["podIP"], 8081],
-            "a kubelet": [next(a["address"] for a in node if a["type"] == "InternalIP"), 10250],
+            "partner": (partner, names.LINK_PORT),
+            "partner's other port": (partner, 22),
+            "postgresql": (address(tandem, "pod", "tandem-postgres-0"), 5432),
+            "postgresql's service": (address(tandem, "service", "tandem-postgres"), 5432),
+            "another pod": (component(tandem, "controller")["status"]["podIP"], 8081),
+            "the API": (address(tandem, "service", "tandem-api"), 80),
+            **of_the_cluster(tandem),
         }
-        words = [
-            "exec",
-            "--namespace",
-            NAMESPACE,
-            pods[Role.SUSPECT],
-            "--",
-            "python",
-            "-c",
-            program,
-            json.dumps(targets),
-        ]
-        found = json.loads(cluster.kubectl(*words))
-        assert {name for name, reached in found.items() if reached} == {"dns", "partner"}, found
+        name = f"reference.{names.child_name('walled', uid, 1)}.{NAMESPACE}.svc"
+        assert reached(tandem, pods[Role.SUSPECT], name, targets) == {"dns", "partner"}
         spec = cluster.get("pod", pods[Role.SUSPECT], "--namespace", NAMESPACE)["spec"]
         assert spec["automountServiceAccountToken"] is False
         assert "database" not in json.dumps(spec)

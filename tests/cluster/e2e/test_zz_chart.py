@@ -14,8 +14,13 @@ KINDS = (
 )
 
 
-def test_helm_test_runs_a_null_pair(tandem: Tandem) -> None:
-    tandem.cluster.helm("test", "tandem", "--namespace", NAMESPACE, "--timeout", "10m", "--logs", timeout=700)
+def test_helm_test_asks_the_api_and_runs_a_null_pair(tandem: Tandem) -> None:
+    words = ("test", "tandem", "--namespace", NAMESPACE, "--timeout", "10m")
+    done = tandem.cluster.try_run("helm", *words, timeout=700)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = done.stdout + done.stderr
+    for line in ("POST /v1/runs of a viewer: 403", "GET /v1/nodes of a viewer: 200", "match: 0 of"):
+        assert line in said, said
 
 
 def test_uninstall_leaves_nothing_but_what_keep_says(tandem: Tandem) -> None:

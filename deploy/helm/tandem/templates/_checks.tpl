@@ -8,7 +8,7 @@
 {{- fail (printf "image.registry %q: give a host and a path such as registry.example.com/team, without https://" .) -}}
 {{- end -}}
 {{- end -}}
-{{- $images := dict "controller.image.repository" .Values.controller.image.repository "worker.image.repository" .Values.worker.image.repository -}}
+{{- $images := dict "controller.image.repository" .Values.controller.image.repository "api.image.repository" .Values.api.image.repository "worker.image.repository" .Values.worker.image.repository -}}
 {{- range $name, $value := $images -}}
 {{- if not (regexMatch (printf `^(%s/)?%s$` $host $path) $value) -}}
 {{- fail (printf "%s %q: give a name such as registry.example.com/team/tandem in small letters, without https:// and without a tag" $name $value) -}}
