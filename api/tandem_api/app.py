@@ -1,4 +1,4 @@
-"""The application, put together from its parts; whoever has other parts (a test, the console) composes it likewise."""
+"""The application, put together from its parts; whoever has other parts (a test) composes it likewise."""
 
 from __future__ import annotations
 
@@ -10,24 +10,18 @@ from fastapi import APIRouter, Depends, FastAPI
 
 import tandem
 from tandem_api import openapi, problems
-from tandem_api.console import router as console
 from tandem_api.launch.launcher import Launcher
 from tandem_api.live.hub import Hub
 from tandem_api.metrics import Counting, Metrics
 from tandem_api.parts import Parts, only_known_parameters
 from tandem_api.reads.fleet import Fleet
 from tandem_api.reads.store import Store
-from tandem_api.routes import candidates, catalogue, docs, events, export, health, nodes, runs
+from tandem_api.routers import ROUTERS
 from tandem_api.security.authenticate import Authenticator
 from tandem_api.security.limits import Door, Rate, SecurityHeaders
 from tandem_api.security.sessions import Sessions
 from tandem_api.settings import Settings
 
-ROUTERS: tuple[APIRouter, ...] = (
-    runs.router, events.router, export.router, nodes.router, candidates.router, catalogue.router, health.router,
-    docs.router, console.router,
-)  # fmt: skip
-"""One for each area."""
 STRANGERS = (30, 60)
 """Refused tokens of one address: at once, and a minute in the long run."""
 

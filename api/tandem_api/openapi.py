@@ -131,7 +131,7 @@ def bare_app() -> FastAPI:
     from fastapi import FastAPI as Bare
 
     import tandem
-    from tandem_api.app import ROUTERS
+    from tandem_api.routers import ROUTERS
 
     app = Bare(
         title="Tandem", version=tandem.__version__, summary=SUMMARY, description=DESCRIPTION, openapi_tags=TAGS,
