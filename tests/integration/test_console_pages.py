@@ -389,7 +389,7 @@ def test_another_site_s_page_cannot_write_with_the_cookie(tab, api: Served) -> N
 def test_pictures_for_the_docs(tab, api: Served, name: str, tmp_path: Path) -> None:
     """``TANDEM_PICTURES=docs/images`` keeps them (`make screenshots`)."""
     path, there = {
-        "fleet": ("/", "document.querySelector('.fleet')"),
+        "fleet": ("/?search=gpu", "document.querySelector('.fleet')"),
         "node": ("/console/nodes/gpu-17", "document.querySelector('svg.chart')"),
         "run": (f"/console/runs/{runs(api, verdict='mismatch', node='gpu-17')[0]}", LOADED),
         "launch": ("/console/launch", "document.querySelector('#yaml')"),
