@@ -2,6 +2,7 @@
 
 Both ask the same questions in the same order through a pool of the same kind and size: the SQL alone in this process,
 without HTTP, JSON or objects; the API by HTTP on kept connections, each client asking again as soon as it was answered.
+A node's profile is not among them: it is computed anew from its runs for everyone who asks.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ ENDPOINTS = {
     "run": "/v1/runs/{run}",
     "steps": "/v1/runs/{run}/steps",
     "mismatches": "/v1/runs/{run}/mismatches?module=attn",
-    "node": "/v1/nodes/{node}",
     "history": "/v1/nodes/{node}/history",
 }
 """Name -> address."""
