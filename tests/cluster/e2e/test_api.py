@@ -273,6 +273,9 @@ def test_postgresql_away_stops_reading_and_not_launching(api: Api, tandem: Tande
         until("its end", lambda: pairruns(tandem) == [], 60)
         now = container(tandem)
         assert (now["ready"], now["restartCount"]) == (True, before), now
+        # A busy machine's kubelet may have restarted it earlier; the process itself never fails.
+        ended = now["lastState"].get("terminated", {"exitCode": 0})
+        assert ended["exitCode"] in (0, 143), now
     finally:
         cluster.kubectl(*scale, "--replicas=1")
     until("its answers again", lambda: api.client.get("/readyz").status_code == 200, 120)
