@@ -61,6 +61,10 @@ _NOTES = """
   buffers that they read and write, each once, plus 64 MB. Resident sizes are those of real worker processes.
 - **metrics**: scrapes over HTTP of what the API and a reference worker tell, one after the other. The gauges of the
   fleet are computed behind the scrapes; here no answer is kept, so that every scrape asks the question anew.
+- **api_events**: `tandem serve` in a process of its own, a writer that commits a step of each live run every second as
+  references do, and clients on sockets, ten for each run. A step counts with its last client.
+- **api_reads**: fifty clients on kept connections, each asking again as soon as it was answered, against the statements
+  that the API sends for the same addresses, by as many tasks through a pool of the same kind and size.
 - **controller**: a controller process with the chart's settings on a real etcd and kube-apiserver, which share the
   machine with it. PairRuns come at 5/s; pods and their nodes are made by hand, each pair starts as soon as its Jobs are
   there, and every live run steps once a second in PostgreSQL. Requests are those that the API server counted, of the
