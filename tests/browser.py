@@ -82,9 +82,8 @@ class Tab:
 
     def fill(self, selector: str, text: str) -> None:
         """Replace the text of a field."""
-        self.ask(
-            f"(() => {{ const it = document.querySelector({json.dumps(selector)}); it.focus({{preventScroll: true}}); it.select(); }})()"
-        )
+        it = f"document.querySelector({json.dumps(selector)})"
+        self.ask(f"(it => {{ it.focus({{preventScroll: true}}); it.select(); }})({it})")
         self._call("Input.insertText", text=text) if text else self.press("Delete")
 
     def until(self, expression: str, seconds: float = PATIENCE) -> None:
