@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from fractions import Fraction
 import random
 
 import msgspec
@@ -89,7 +90,9 @@ def test_relative_drift(drift: float | None, norm: float | None, scale: int) -> 
     assert (ratio is None) == (drift is None or norm is None)
     if ratio is not None:
         assert not math.isnan(ratio)
-        assert (ratio == 0) == (drift == 0) or drift < 1e-300 or norm > 1e300
+        least = Fraction(math.ulp(0.0))
+        underflows = norm > 0 and 0 < drift < math.inf and Fraction(drift) / Fraction(norm) < least
+        assert (ratio == 0) == (drift == 0) or underflows
     if ratio and math.isfinite(ratio) and 1e-100 < drift < 1e100 and 1e-100 < norm < 1e100:
         f = 2.0**scale
         assert DriftPoint(1, "suspect", "", True, drift * f, norm * f, 0.0, None, None).ratio == ratio
