@@ -29,8 +29,12 @@ os.environ.setdefault("PJRT_NPROC", "8")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 compiled.start()
-# How long an example takes says how busy the machine is, and nothing else.
-settings.register_profile("tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How long an example takes says how busy the machine is, and nothing else. A check of one change draws the examples
+# that the change before it passed; whoever runs the tests by hand draws new ones.
+settings.register_profile(
+    "tandem", deadline=None, suppress_health_check=[HealthCheck.too_slow],
+    derandomize=os.environ.get("TANDEM_SAME_EXAMPLES") == "1",
+)  # fmt: skip
 settings.load_profile("tandem")
 _home: Path | None = None
 

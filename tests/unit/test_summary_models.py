@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from fractions import Fraction
 import random
+from fractions import Fraction
 
 import msgspec
 import pytest
