@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,10 +33,12 @@ TAGS: list[dict[str, Any]] = [
 def install(app: FastAPI) -> None:
     """Make the application serve this document as its own."""
     made: dict[str, Any] = {}
+    making = threading.Lock()  # seconds of work: the first requests of a server come together, in threads of their own
 
     def document() -> dict[str, Any]:
-        if not made:
-            made.update(_complete(app))
+        with making:
+            if not made:
+                made.update(_complete(app))
         return made
 
     app.openapi = document  # type: ignore[method-assign]

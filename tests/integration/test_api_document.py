@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -36,6 +37,22 @@ NAMES = [f"{method} {path}" for path, method, _ in OPERATIONS]
 def test_the_committed_document_is_that_of_the_code() -> None:
     """`make generate` writes it anew."""
     assert openapi.text() == (ROOT / "docs/openapi.json").read_text(encoding="utf-8")
+
+
+def test_it_is_made_once_however_many_ask_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request asks for it, and making it takes seconds: a server's first requests would each make their own."""
+    made, get = [], openapi.get_openapi
+
+    def counted(**values: Any) -> dict[str, Any]:
+        made.append(values["title"])
+        return get(**values)
+
+    monkeypatch.setattr(openapi, "get_openapi", counted)
+    app = openapi.bare_app()
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: app.openapi(), range(16)))
+    assert len(made) == 1
+    assert all(each is found[0] for each in found)
 
 
 @pytest.mark.parametrize(("path", "method", "operation"), OPERATIONS, ids=NAMES)

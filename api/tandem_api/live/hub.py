@@ -200,7 +200,7 @@ class Hub:
             if not self._channels:
                 self._watched.clear()
                 await self._watched.wait()
-            await asyncio.sleep(max(self.settings.poll_seconds - took, self.settings.poll_seconds / 5))
+            await asyncio.sleep(max(self.settings.poll_seconds - took, self.settings.poll_seconds / 2))
             began = time.monotonic()
             try:
                 await self._poll()
