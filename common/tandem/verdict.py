@@ -24,6 +24,7 @@ from tandem.attempt import (
 )
 from tandem.bounds import CONFIDENCE, zero_bound
 from tandem.conclusive import REQUIRED_PROGRAMS, images, node, why_inconclusive
+from tandem.formats import plural
 from tandem.lineage import resumed_at
 from tandem.records import MismatchRecord, RunRecords
 from tandem.vocabulary import Arm, Cause, ControlName, ReplayClass, Verdict
@@ -169,26 +170,26 @@ def _evidence(attempts: list[Attempt]) -> str:
     if computed:
         compared = sum(c.elements for a in attempts for s in a.steps for c in s.classes.values())
         elements = sum(m.mismatched or 0 for m in computed)
-        parts.append(f"{elements:,} of {compared:.3g} elements in {len(computed):,} sites, {_ranks(computed)}")
+        parts.append(f"{elements:,} of {compared:.3g} elements in {plural(len(computed), 'site')}, {_ranks(computed)}")
         replayed = Counter(m.replay for m in computed if m.replay is not ReplayClass.NOT_REPLAYED)
         if replayed:
-            total = sum(replayed.values())
-            parts.append(", ".join(f"{kind} in {n} of {total} replays" for kind, n in replayed.most_common()))
+            total = plural(sum(replayed.values()), "replay")
+            parts.append(", ".join(f"{kind} in {n} of {total}" for kind, n in replayed.most_common()))
     for cause, what in ((Cause.STATE, "kept inputs had changed"), (Cause.DIGEST, "digests of equal tensors differed")):
         if others := [m for m in rows if m.cause is cause]:
             parts.append(f"{len(others):,} {what}, {_ranks(others)}")
     if loaded := sum(m.cause is Cause.DERIVED and not m.step for m in rows):
-        parts.append(f"{loaded:,} tensors already differed in the checkpoints")
+        parts.append(f"{plural(loaded, 'tensor')} already differed in the checkpoints")
     if derived := sum(m.cause is Cause.DERIVED and m.step > 0 for m in rows):
-        parts.append(f"{derived:,} tensors differed as a consequence")
+        parts.append(f"{plural(derived, 'tensor')} differed as a consequence")
     if (counted := sum(counted_tensors(a) for a in attempts)) > len(computed):
-        parts.append(f"{counted:,} tensors differed by their digests in all")
+        parts.append(f"{plural(counted, 'tensor')} differed by their digests in all")
     answers = [e for a in attempts for e in unequal_answers(a)]
     if answers:
         asked = sum(e.arm == Arm.SUSPECT for a in attempts for e in a.evaluations)
         parts.append(f"the scores of {len(answers):,} of {asked:,} answers differed")
     if unknown := sum(m.mismatched is None and m.cause is not Cause.DERIVED for m in rows):
-        parts.append(f"{unknown} tensors never received")
+        parts.append(f"{plural(unknown, 'tensor')} never received")
     if selves:
         programs = sorted({c.subject for c in selves})
         parts.append(f"the suspect differed from itself in {', '.join(programs)}")
