@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,28 +38,12 @@ class Api:
 @contextmanager
 def served(database: str) -> Iterator[Api]:
     """``tandem serve`` on any port, for as long as the caller likes."""
-    with tempfile.TemporaryDirectory(prefix="tandem-bench-api-") as home:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tandem.cli.app", "serve", "--port", "0", "--db", database],
-            stdout=subprocess.PIPE, text=True, env=os.environ | {"TANDEM_HOME": home},
-        )  # fmt: skip
-        assert process.stdout is not None
-        try:
-            url = token = ""
-            for line in process.stdout:
-                if line.startswith("Tandem answers at "):
-                    url = line.split()[3]
-                if line.startswith("token: "):
-                    token = Path(line.split(maxsplit=1)[1].strip()).read_text().strip()
-                    break
-            if not token:
-                raise RuntimeError(f"tandem serve ended with {process.wait()}")
-            address = urlsplit(url)
-            yield Api(process.pid, address.hostname or "", address.port or 0, token)
-        finally:
-            process.terminate()
-            process.wait(60)
-            process.stdout.close()
+    from serve_process import served as serving  # of the tests, which `bench.child` finds
+    from supervised import new_home
+
+    with new_home() as home, serving(home, 0, "--db", database) as server:
+        address = urlsplit(server.url)
+        yield Api(server.process.pid, address.hostname or "", address.port or 0, server.token)
 
 
 async def answered(reader: asyncio.StreamReader) -> str:

@@ -18,8 +18,8 @@ from tandem_api.answers.runs import LaunchAnswer, RunAnswer
 class Serving:
     """A running `tandem serve`."""
 
-    def __init__(self, home: Home, port: int = 0) -> None:
-        self.process = home.command("serve", "--port", port)
+    def __init__(self, home: Home, port: int = 0, *options: str) -> None:
+        self.process = home.command("serve", "--port", port, *options)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert "answers at http://127.0.0.1:" in line, line + (
@@ -28,7 +28,7 @@ class Serving:
         self.url = line.split()[3]
         self.token_file = Path(self.process.stdout.readline().split()[1])
         self.console = self.process.stdout.readline().strip()
-        token = self.token_file.read_text().strip()
+        self.token = token = self.token_file.read_text().strip()
         self.client = httpx2.Client(
             base_url=self.url, headers={"Authorization": f"Bearer {token}"}, timeout=DEADLINE_S
         )  # fmt: skip
@@ -60,9 +60,9 @@ class Serving:
 
 
 @contextmanager
-def served(home: Home, port: int = 0) -> Iterator[Serving]:
+def served(home: Home, port: int = 0, *options: str) -> Iterator[Serving]:
     """A server that is killed at the end, if it goes on until then."""
-    found = Serving(home, port)
+    found = Serving(home, port, *options)
     try:
         yield found
     finally:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Depends, FastAPI
 
 import tandem
 from tandem_api import openapi, problems
+from tandem_api.console.summaries import Reports
 from tandem_api.launch.launcher import Launcher
 from tandem_api.live.hub import Hub
 from tandem_api.metrics import Counting, Metrics
@@ -81,8 +82,9 @@ def create_app(
         fleet=Fleet(store, settings.fleet_seconds, clock), metrics=metrics,
         writes=Rate(settings.writes.burst, settings.writes.per_minute, clock),
         strangers=Rate(STRANGERS[0], STRANGERS[1], clock),
-        sessions=Sessions(getattr(authenticator, "secret", None), clock), clock=clock,
+        sessions=Sessions(authenticator.secret, clock), clock=clock,
     )  # fmt: skip
+    app.state.reports = Reports(store)
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(only_known_parameters)])

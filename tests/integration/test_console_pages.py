@@ -267,6 +267,8 @@ def test_what_a_token_may_not_do_is_not_offered(browser, database: str) -> None:
     from tandem_api.security.authenticate import User, unauthenticated
 
     class Readers:
+        secret: str | None = None
+
         async def authenticate(self, token: str) -> User:
             if token != "reader":
                 raise unauthenticated()

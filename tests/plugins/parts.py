@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NoReturn
 
 import pytest
@@ -24,9 +23,9 @@ from cluster.bare.build import ASSETS, default_cache, unbuilt
 from cluster.bare.host import lacking
 from cluster.bare.images import lacking_for_images
 from cluster.outside import how
+from tandem_api.console.build import built
 
 REQUIRE = "TANDEM_REQUIRE_PARTS"
-CONSOLE = Path(__file__).resolve().parents[2] / "api/tandem_api/console/vendor"
 PREFIX = "lacks part "
 """Begins the reason of every skip that this plugin makes or counts."""
 
@@ -99,7 +98,7 @@ PARTS = {
     ),
     "console": Part(
         "the web console's script library",
-        (CONSOLE / "built.json").is_file,
+        built,
         "run `python -m tandem_api.console.build`",
     ),
     "axe": Part(

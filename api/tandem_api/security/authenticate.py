@@ -28,6 +28,9 @@ ANONYMOUS = User("anonymous")
 class Authenticator(Protocol):
     """Checks tokens and rights."""
 
+    secret: str | None
+    """The one token of this machine, with which sessions of browsers are proved; None: users have their own."""
+
     async def authenticate(self, token: str) -> User:
         """Whose token it is.
 

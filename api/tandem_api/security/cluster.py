@@ -42,6 +42,8 @@ class ClusterAuthenticator:
         clock: UTC seconds.
     """
 
+    secret: str | None = None
+
     def __init__(
         self,
         kube: Kube,

@@ -18,9 +18,8 @@ class LocalAuthenticator:
     """One token for one user, who may do everything."""
 
     def __init__(self, token: str, user: str | None = None) -> None:
+        self.secret: str | None = token
         self._token = token.encode()
-        self.secret = token
-        """What sessions of browsers are proved with (`security.sessions`)."""
         self._user = User(user or getpass.getuser())
 
     async def authenticate(self, token: str) -> User:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.bare.tools import free_ports
 from cluster.e2e.installation import NAMESPACE, Tandem
+from cluster.forwarded import forwarded
 from cluster.handle import BareCluster
 from cluster.sessions import booted
 
@@ -39,17 +38,9 @@ def reachable(tandem: Tandem) -> Iterator[BareCluster]:
     assert isinstance(tandem.cluster, BareCluster)
     held = tandem.cluster.get("secrets", "--namespace", NAMESPACE, "-l", "app.kubernetes.io/component=postgres")
     password = base64.b64decode(held["items"][0]["data"]["password"]).decode()
-    (port,) = free_ports(1)
-    words = ["kubectl", "port-forward", "--namespace", NAMESPACE, "service/tandem-postgres", f"{port}:5432"]
-    forward = subprocess.Popen(words, env=tandem.cluster.environment, stdout=subprocess.PIPE, text=True)
-    try:
-        assert forward.stdout is not None
-        assert "Forwarding" in forward.stdout.readline()
+    with forwarded(tandem.cluster, NAMESPACE, "service/tandem-postgres", 5432) as port:
         tandem.cluster.environment["TANDEM_DB"] = f"postgresql://tandem:{password}@127.0.0.1:{port}/tandem"
         yield tandem.cluster
-    finally:
-        forward.kill()
-        forward.communicate()
 
 
 def test_an_assessment_makes_its_controls_and_pairs_and_says_what_is_missing(three: Tandem, tmp_path: Path) -> None:

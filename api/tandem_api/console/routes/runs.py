@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from urllib.parse import urlencode
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -69,19 +69,19 @@ async def runs(
 @router.get("/console/runs/{run_id}")
 async def run(request: Request, parts: AppParts, user: CanGet, run_id: RunId) -> Response:
     """One run: as it goes on, and at the end its report."""
-    found, problem = await _run(parts, run_id)
-    return answer(
-        request, "console/run.html.j2", viewer=await viewer(request, user), run=str(run_id), problem=problem,
-        now=views.now(found, parts.clock()), views=views, choices=_SITE,
-    )  # fmt: skip
+    return await _shown(request, parts, user, run_id, "console/run.html.j2")
 
 
 @router.get("/console/runs/{run_id}/now")
 async def now(request: Request, parts: AppParts, user: CanGet, run_id: RunId) -> Response:
     """The head of the page, as it is now."""
+    return await _shown(request, parts, user, run_id, "console/now.html.j2")
+
+
+async def _shown(request: Request, parts: Parts, user: User, run_id: Any, template: str) -> Response:
     found, problem = await _run(parts, run_id)
     return answer(
-        request, "console/now.html.j2", viewer=await viewer(request, user), run=str(run_id), problem=problem,
+        request, template, viewer=await viewer(request, user), run=str(run_id), problem=problem,
         now=views.now(found, parts.clock()), views=views,
     )  # fmt: skip
 
@@ -103,7 +103,7 @@ async def report(request: Request, parts: AppParts, _: CanGet, run_id: RunId) ->
     stored = (await run_answer(parts, run_id))["stored"]
     if stored is None:
         return answer(request, "console/nothing.html.j2", what="of this run yet")
-    html = await reports(request, parts).of(run_id, over=stored["state"] == "finished")
+    html = await cast(Reports, request.app.state.reports).of(run_id, over=stored["state"] == "finished")
     return answer(request, "console/made.html.j2", html=html)
 
 
@@ -153,11 +153,3 @@ async def cancel(
 
 
 _SITE = {"phase": tuple(map(str, Phase)), "module": tuple(map(str, Module))}
-
-
-def reports(request: Request, parts: Parts) -> Reports:
-    """What was drawn already, of this application."""
-    found: Reports | None = getattr(request.app.state, "reports", None)
-    if found is None:
-        found = request.app.state.reports = Reports(parts.store)
-    return found
