@@ -16,6 +16,7 @@ from tandem_api.live.hub import Hub
 from tandem_api.metrics import Counting, Metrics
 from tandem_api.parts import Parts, only_known_parameters
 from tandem_api.reads.fleet import Fleet
+from tandem_api.reads.nodes import Nodes
 from tandem_api.reads.store import Store
 from tandem_api.routers import ROUTERS
 from tandem_api.security.authenticate import Authenticator
@@ -79,7 +80,7 @@ def create_app(
     )
     app.state.parts = Parts(
         settings=settings, store=store, launcher=launcher, authenticator=authenticator, hub=hub,
-        fleet=Fleet(store, settings.fleet_seconds, clock), metrics=metrics,
+        fleet=Fleet(store, settings.fleet_seconds, clock), nodes=Nodes(store), metrics=metrics,
         writes=Rate(settings.writes.burst, settings.writes.per_minute, clock),
         strangers=Rate(STRANGERS[0], STRANGERS[1], clock),
         sessions=Sessions(authenticator.secret, clock), clock=clock,

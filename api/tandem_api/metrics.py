@@ -9,7 +9,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import tandem
-from tandem.db.profiles import read_fleet
+from tandem.db.nodes import read_fleet
 from tandem.errors import DatabaseError
 from tandem.metrics_fleet import FleetCollector, FleetFacts, count_runs, fleet_facts
 from tandem_api.problems import Problem

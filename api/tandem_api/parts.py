@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tandem_api.live.hub import Hub
     from tandem_api.metrics import Metrics
     from tandem_api.reads.fleet import Fleet
+    from tandem_api.reads.nodes import Nodes
     from tandem_api.reads.store import Store
 
 
@@ -42,6 +43,7 @@ class Parts:
     authenticator: Authenticator
     hub: Hub
     fleet: Fleet
+    nodes: Nodes
     metrics: Metrics
     writes: Rate
     strangers: Rate

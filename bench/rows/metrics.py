@@ -17,7 +17,7 @@ from bench.stats import Estimate, quantile
 from tandem.db import store
 from tandem.db.embedded import embedded_database
 from tandem.db.engine import connect
-from tandem.db.profiles import read_fleet
+from tandem.db.nodes import read_fleet
 from tandem.ids import new_run_id
 from tandem.metrics_fleet import FleetCollector, FleetFacts, count_runs, fleet_facts
 from tandem.progress import ProgressEvent

@@ -9,7 +9,7 @@ from tandem.node_json import fleet_json
 from tandem.vocabulary import NodeVerdict
 
 if TYPE_CHECKING:
-    from tandem.db.profiles import FleetLine
+    from tandem.db.nodes import FleetLine
     from tandem.db.queries import RunSummaryRow
 
 

@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 from sqlalchemy import Connection, text
 from sqlalchemy.exc import SQLAlchemyError
 
-from tandem.db.profiles import FleetLine
+from tandem.db.nodes import FleetLine
 from tandem.errors import TandemError
 from tandem.vocabulary import NodeVerdict, Verdict, Workload
 
@@ -100,7 +100,7 @@ def count_runs(conn: Connection, now: float) -> RunCounts:
 
 
 def fleet_facts(lines: Iterable[FleetLine], runs: RunCounts) -> FleetFacts:
-    """The facts from the list of nodes (`tandem.db.profiles`) and the runs of the last day."""
+    """The facts from the list of nodes (`tandem.db.nodes`) and the runs of the last day."""
     lines = list(lines)
     named = [
         (line.node, str(line.decided.verdict))

@@ -290,9 +290,10 @@ def test_a_profile_reads_no_row_of_steps_or_mismatches(engine: Engine) -> None:
 
 def test_a_profile_scans_no_table_of_all_runs(engine: Engine) -> None:
     """With runs of many nodes, each of its questions goes by an index: it reads that node's rows only."""
-    from tandem.db import profiles
+    from tandem.db import node_rows
 
-    store_run(engine, node_run(hits={3: 5}))
+    run = node_run(hits={3: 5})
+    store_run(engine, run)
     copies = "FROM generate_series(1, 4000) i, {} t"
     key = "md5(i::text)::uuid"
     given = {"run_id": key, "suspect_node": "'node-' || i % 200", "reference_node": "'well-' || i % 40"}
@@ -308,10 +309,11 @@ def test_a_profile_scans_no_table_of_all_runs(engine: Engine) -> None:
     asked: dict[str, dict[str, object]] = {
         "_MINE": {"node": "node-7"}, "_OTHERS": {"node": "well-7"}, "_AS_REFERENCE": {"node": "well-7"},
         "_NULLS": {"all": False, "executables": ["one"]}, "_UNSTEADY": {}, "_KNOWN": {"node": "node-7"},
+        "_DETAILS": {"runs": [run.run.run_id]},
     }  # fmt: skip
     with engine.connect() as conn:
         for name, values in asked.items():
-            plan = [str(line) for line in conn.scalars(text(f"EXPLAIN {getattr(profiles, name)}"), values)]
+            plan = [str(line) for line in conn.scalars(text(f"EXPLAIN {getattr(node_rows, name)}"), values)]
             assert not [line for line in plan if "Seq Scan" in line], f"{name}: {plan}"
 
 

@@ -16,7 +16,7 @@ from db_samples import make_run
 from node_runs import HOUR, node_run, store_run
 from prometheus import lint, until
 from tandem.db.engine import connect
-from tandem.db.profiles import read_fleet
+from tandem.db.nodes import read_fleet
 from tandem.errors import DatabaseError
 from tandem.metrics_fleet import (
     NAMED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from tandem.db.profiles import FleetLine, read_fleet
+from tandem.db.nodes import FleetLine, read_fleet
 from tandem_api.reads.store import Store
 
 

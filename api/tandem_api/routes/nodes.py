@@ -7,11 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from starlette.responses import HTMLResponse, Response
 
-from tandem.db.profiles import read_node, record_clear, urgency
+from tandem.db.nodes import urgency
+from tandem.db.profiles import record_clear
 from tandem.errors import NothingToClearError, UsageError
 from tandem.lists_json import fleet_counts, line_json
-from tandem.node_json import to_json
-from tandem.node_profile import NodeProfile
 from tandem.report import node_page
 from tandem.vocabulary import NodeVerdict
 from tandem_api import pages
@@ -19,6 +18,7 @@ from tandem_api.answers.nodes import Clear, HistoryPage, NodeAnswer, NodePage
 from tandem_api.launch.launcher import State
 from tandem_api.parts import AppParts, CanGet, CanList, CanUpdate, Json, Parts
 from tandem_api.problems import Problem, invalid, not_found
+from tandem_api.reads.nodes import load_node
 from tandem_api.routes.common import READ, REPORT, WRITE, Limit, NodeName, Token, html, problems
 from tandem_api.routes.runs import launch_json
 from tandem_api.security.authenticate import User
@@ -54,7 +54,7 @@ async def list_nodes(
 @router.get("/{name}", response_model=NodeAnswer, responses=problems(404, *READ))
 async def get_node(parts: AppParts, _: CanGet, name: NodeName) -> Response:
     """A node's profile: as `tandem node NAME --json`."""
-    return Json(await parts.store.whole(_profile, name))
+    return await _profile(parts, name)
 
 
 @router.get(
@@ -74,21 +74,12 @@ async def get_history(
     """Runs that name the node and decisions about it, the newest first."""
     question = {"list": "history", "node": name}
     last = pages.key(question, page_token, [float, str])
-    profile = await parts.store.whole(_profile, name)
-    items = [(run["created_at"], run["run"], {"what": "run", "at": run["created_at"], "run": run})
-             for run in profile["runs"]]  # fmt: skip
-    # Decisions have no id outside: their place among those of the same node is one.
-    items += [
-        (d["decided_at"], f"decision {len(profile['decisions']) - number:09}",
-         {"what": "decision", "at": d["decided_at"], "decision": d})
-        for number, d in enumerate(profile["decisions"])
-    ]  # fmt: skip
-    items.sort(key=lambda item: item[:2], reverse=True)
+    items = (await parts.nodes.of(name)).history
     if last is not None:
-        items = [item for item in items if item[:2] < tuple(last)]
+        items = [item for item in items if item.key < tuple(last)]
     page = items[:page_size]
-    token = pages.token(question, page[-1][:2]) if len(items) > page_size else None
-    return Json({"node": name, "history": [item for *_, item in page], "next_page_token": token})
+    token = pages.token(question, page[-1].key) if len(items) > page_size else None
+    return Json({"node": name, "history": [item.line for item in page], "next_page_token": token})
 
 
 @router.post("/{name}/clear", response_model=NodeAnswer, responses=problems(404, 409, 504, *WRITE))
@@ -97,7 +88,7 @@ async def clear_node(parts: AppParts, user: CanUpdate, name: NodeName, decision:
     afterwards.
     """
     await clear(parts, user, name, decision)
-    return Json(await parts.store.whole(_profile, name))
+    return await _profile(parts, name)
 
 
 async def clear(parts: Parts, user: User, name: str, decision: Clear) -> None:
@@ -112,20 +103,8 @@ async def clear(parts: Parts, user: User, name: str, decision: Clear) -> None:
     parts.fleet.forget()
 
 
-def load_node(conn: Any, name: str) -> NodeProfile:
-    """A node's profile.
-
-    Raises:
-        Problem: 404: no run names it.
-    """
-    try:
-        return read_node(conn, name)
-    except UsageError:
-        raise not_found(f"node {name} in the records") from None
-
-
-def _profile(conn: Any, name: str) -> dict[str, Any]:
-    return to_json(load_node(conn, name))
+async def _profile(parts: Parts, name: str) -> Response:
+    return Response((await parts.nodes.of(name)).profile, media_type=Json.media_type)
 
 
 def _report(conn: Any, name: str) -> str:

@@ -19,7 +19,7 @@ from tandem.vocabulary import (
 )
 
 if TYPE_CHECKING:
-    from tandem.db.profiles import FleetLine
+    from tandem.db.nodes import FleetLine
 
 NODE_EXITS = {
     NodeVerdict.CLEAN: EXIT_MATCH,

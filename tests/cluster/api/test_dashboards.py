@@ -29,7 +29,7 @@ from pods import Pair
 from prometheus import Prometheus, free_port, lint, prometheus, scrape, until
 from supervised import FAULTS
 from tandem.db.engine import connect
-from tandem.db.profiles import read_fleet
+from tandem.db.nodes import read_fleet
 from tandem.metrics_fleet import FleetCollector, FleetFacts, count_runs, fleet_facts
 from tandem.pairrun import names
 from tandem.serve import exposition, serve

@@ -10,15 +10,16 @@ from pydantic import ValidationError
 from starlette.responses import Response
 
 from tandem.assess import Ended, Wanted
-from tandem.db.profiles import read_next
+from tandem.db.nodes import read_next
 from tandem.report import node_page
 from tandem_api.answers.nodes import Clear
 from tandem_api.console import shell
 from tandem_api.console.shell import Page, answer, back, fields, may_send, viewer
 from tandem_api.parts import AppParts, CanGet
 from tandem_api.problems import invalid
+from tandem_api.reads.nodes import load_node
 from tandem_api.routes.common import NodeName
-from tandem_api.routes.nodes import clear, load_node
+from tandem_api.routes.nodes import clear
 from tandem_api.security.authenticate import User
 
 router = APIRouter(route_class=Page)
