@@ -28,7 +28,7 @@ NAMED = 1000
 REASONS = 50
 OTHER = "other"
 FIRST_S = 5.0
-"""How long a scrape waits where nothing is known yet."""
+"""How long a scrape waits where nothing is known that may be shown."""
 
 _RUNS = text(
     "SELECT r.workload, coalesce(r.verdict, '') AS verdict, CASE WHEN r.verdict = 'inconclusive' "
@@ -129,14 +129,14 @@ class FleetGauges(Collector):
 
 
 class FleetCollector(FleetGauges):
-    """The same, asking by itself, behind the scrapes: a scrape gets what is known, and never waits long.
+    """The same, asking by itself, behind the scrapes: a scrape is told what is known, and has the next one told newer
+    facts. Only where what is known is too old to be shown it waits.
 
     Args:
         ask: how the fleet stands; raises `TandemError`, `SQLAlchemyError` or `OSError` where the database does not
             answer. Called in a thread of its own, never twice at once.
         kept_s: how long an answer, or a failure, is kept: so many scrapes cost one question.
         stale_s: an answer older than this is not shown.
-        patience_s: how long a scrape waits for a newer answer while it has an old one.
         clock: monotonic seconds.
     """
 
@@ -145,11 +145,9 @@ class FleetCollector(FleetGauges):
         ask: Callable[[], FleetFacts],
         kept_s: float = 15.0,
         stale_s: float = 60.0,
-        patience_s: float = 0.03,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._ask, self._kept_s, self._stale_s, self._patience_s = ask, kept_s, stale_s, patience_s
-        self._clock = clock
+        self._ask, self._kept_s, self._stale_s, self._clock = ask, kept_s, stale_s, clock
         self._lock = threading.Lock()
         self._at: float | None = None
         """When what is shown was asked for."""
@@ -157,23 +155,31 @@ class FleetCollector(FleetGauges):
         """Set once the question under way is answered."""
 
     def collect(self) -> Iterator[Metric]:
+        if self._age() >= self._stale_s:
+            self._begin().wait(FIRST_S)
         with self._lock:
-            age = self._clock() - self._at if self._at is not None else float("inf")
-            if age >= self._kept_s and self._asking is None:
-                self._asking = threading.Event()
-                threading.Thread(target=self._refresh, args=(self._asking,), name="fleet", daemon=True).start()
-            asking = self._asking if age >= self._kept_s else None
-        if asking is not None:
-            asking.wait(self._patience_s if age < self._stale_s else FIRST_S)
-        with self._lock:
-            if self._at is None or self._clock() - self._at >= self._stale_s:
+            if self._age() >= self._stale_s:
                 self.show(None)
         yield from super().collect()
+        # Behind the last series: a question is Python's work as well, and would slow down a scrape beside it.
+        if self._age() >= self._kept_s:
+            self._begin()
 
     @property
     def asking(self) -> bool:
         """Whether a question is under way."""
         return self._asking is not None
+
+    def _age(self) -> float:
+        return self._clock() - self._at if self._at is not None else float("inf")
+
+    def _begin(self) -> threading.Event:
+        """Have the question asked, if it is not under way; what is set once it is answered."""
+        with self._lock:
+            if self._asking is None:
+                self._asking = threading.Event()
+                threading.Thread(target=self._refresh, args=(self._asking,), name="fleet", daemon=True).start()
+            return self._asking
 
     def _refresh(self, asking: threading.Event) -> None:
         began, facts = self._clock(), None

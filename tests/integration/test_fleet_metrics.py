@@ -94,15 +94,19 @@ def test_many_scrapes_are_one_question_and_a_database_that_is_away_leaves_no_sta
             raise DatabaseError("the database does not answer")
         return FleetFacts({"clean": 3}, [], RunCounts())
 
-    collector = FleetCollector(ask, kept_s=10, patience_s=60, clock=lambda: now)
+    collector = FleetCollector(ask, kept_s=10, clock=lambda: now)
     for _ in range(5):
         assert told(collector)['tandem_fleet_nodes{verdict="clean"}'] == 3
     assert questions == [0.0]
     away, now = True, 11.0
+    assert told(collector)['tandem_fleet_nodes{verdict="clean"}'] == 3, "known, and asked for anew behind it"
+    until("the answer behind it", lambda: not collector.asking)
     for _ in range(5):
         assert told(collector) == {"tandem_api_database_up": 0}
     assert questions == [0.0, 11.0]
     away, now = False, 22.0
+    told(collector)
+    until("the next", lambda: not collector.asking)
     assert told(collector)["tandem_api_database_up"] == 1
 
 
@@ -118,13 +122,14 @@ def test_a_scrape_does_not_wait_for_a_slow_answer_and_never_shows_an_old_one_for
     def clean(collector: FleetGauges) -> float | None:
         return told(collector).get('tandem_fleet_nodes{verdict="clean"}')
 
-    collector = FleetCollector(ask, kept_s=10, stale_s=60, patience_s=0, clock=lambda: now)
+    collector = FleetCollector(ask, kept_s=10, stale_s=60, clock=lambda: now)
     assert clean(collector) == 1
     slow.clear()
     now = 30.0
     assert [clean(collector), clean(collector)] == [1, 1]
     slow.set()
-    until("the answer that was under way", lambda: clean(collector) == 2)
+    until("the answer that was under way", lambda: not collector.asking)
+    assert clean(collector) == 2
     slow.clear()
     now = 200.0
     with pytest.MonkeyPatch.context() as patch:
@@ -132,6 +137,26 @@ def test_a_scrape_does_not_wait_for_a_slow_answer_and_never_shows_an_old_one_for
         assert told(collector) == {"tandem_api_database_up": 0}
     slow.set()
     until("the next", lambda: clean(collector) == 3)
+
+
+def test_the_question_begins_when_the_scrape_has_everything() -> None:
+    """Beside each other both take twice as long, in one process."""
+    now, begun = 0.0, threading.Event()
+
+    def ask() -> FleetFacts:
+        begun.set()
+        return FleetFacts({"clean": 3}, [], RunCounts())
+
+    collector = FleetCollector(ask, kept_s=10, clock=lambda: now)
+    told(collector)
+    begun.clear()
+    now = 11.0
+    series = collector.collect()
+    names = [next(series).name for _ in range(8)]
+    assert names[0] == "tandem_api_database_up"
+    assert not begun.is_set()
+    assert not list(series), "these were all"
+    assert begun.wait(60)
 
 
 def test_a_service_that_asks_itself_shows_what_it_knows() -> None:
