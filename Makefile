@@ -18,6 +18,10 @@ PYTHON ?= $(shell for p in python3.13 python3.12 python3.11 python3 python3.14; 
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then echo $$p; break; fi; done)
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# Modules are compiled when they are first imported, not all of them at installation: half of them never are. Hundreds
+# of processes start here, and none may be kept from leaving what it compiled for the next.
+INSTALL := $(PIP) install --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -90,12 +94,12 @@ $(CONSOLE): requirements/console.txt api/tandem_api/console/build.py | $(BIN)/py
 	PYTHONPATH=api $(BIN)/python -m tandem_api.console.build
 
 $(STAMPS)/runtime: requirements/runtime.txt requirements/build.txt pyproject.toml | $(BIN)/python $(CONSOLE)
-	$(PIP) install --require-hashes -r requirements/runtime.txt -r requirements/build.txt
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(INSTALL) --require-hashes -r requirements/runtime.txt -r requirements/build.txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/dev: requirements/dev.txt requirements/accessibility.txt pyproject.toml | $(BIN)/python $(CONSOLE)
-	$(PIP) install --require-hashes -r requirements/dev.txt
-	$(PIP) install --require-hashes --no-deps -r requirements/accessibility.txt
-	$(PIP) install --no-deps --no-build-isolation --editable .
+	$(INSTALL) --require-hashes -r requirements/dev.txt
+	$(INSTALL) --require-hashes --no-deps -r requirements/accessibility.txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	@mkdir -p $(STAMPS) && touch $(STAMPS)/runtime $@
