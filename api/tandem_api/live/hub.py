@@ -17,7 +17,7 @@ from uuid import UUID
 
 from tandem_api.launch.launcher import Launch, Launcher, State
 from tandem_api.live.events import BEGIN, END, Event, Place, comment, event
-from tandem_api.live.read import Standing, after, standings
+from tandem_api.live.read import News, Standing, after, standings
 from tandem_api.problems import Problem, away, log
 from tandem_api.reads.store import Store
 from tandem_api.settings import EventSettings
@@ -47,7 +47,7 @@ class Channel:
         return self.base is not None and self.base <= at
 
     def begin(self, at: Place) -> None:
-        """Somebody has read everything up to here: the poller goes on from it."""
+        """Somebody has read everything up to here, the newest place that is stored: the poller goes on from it."""
         if self.base is None:
             self.base = self.head = at
 
@@ -145,22 +145,24 @@ class Hub:
                 if channel.covers(at):
                     events = channel.behind(at)
                 else:
-                    caught_up = await self._catch_up(channel, at)
-                    if caught_up is None:
+                    found = await self._catch_up(channel, at)
+                    if found is None:
                         await self._wait(news, AGAIN_S)
                         continue
-                    events, more = caught_up
-                    if not more:
-                        channel.begin(events[-1].place or at if events else at)
+                    events = found.events
+                    if not found.more:
+                        channel.begin(found.tip)
+                        at = max(at, found.tip)
                 if events:
-                    at = events[-1].place or at
+                    at = max(at, events[-1].place or at)
                     yield b"".join(each.wire for each in events)
                     if at >= END:
                         return
-                elif channel.covers(at) and not await self._wait(news, self.settings.ping_seconds):
+                # Also where the ring does not cover the place: whoever names one that the run has not reached waits.
+                elif not await self._wait(news, self.settings.ping_seconds):
                     yield comment("alive")
 
-    async def _catch_up(self, channel: Channel, at: Place) -> tuple[list[Event], bool] | None:
+    async def _catch_up(self, channel: Channel, at: Place) -> News | None:
         """Read from the database; None if it does not answer."""
         try:
             return await self._store.ask(after, channel.run_id, at)
@@ -236,8 +238,9 @@ class Hub:
             return
         more = True
         while more:
-            events, more = await self._store.ask(after, channel.run_id, channel.head)
-            channel.add(events)
+            found = await self._store.ask(after, channel.run_id, channel.head)
+            channel.add(found.events)
+            more = found.more
             channel.wake()
         # What came between the two questions is told with the next standing.
         channel.standing = standing
