@@ -39,6 +39,8 @@ class Channel:
         self.head = BEGIN
         self.standing: Standing | None = None
         self.snapshots: dict[str, Event] = {}
+        self.gone = False
+        """The launcher knows nothing of the run."""
         self.clients = 0
         self._changed = asyncio.Event()
 
@@ -235,6 +237,9 @@ class Hub:
             if launch is not None and launch.state is State.FAILED:
                 channel.add([failed(launch)])
                 channel.wake()
+            elif launch is None and channel.gone:  # before the database was asked, so nothing can be on its way there
+                channel.add([deleted(channel.run_id)])
+                channel.wake()
             return
         more = True
         while more:
@@ -248,6 +253,7 @@ class Hub:
     def _tell_launch(self, channel: Channel) -> None:
         """What the launcher says of the run, which the database may not know yet."""
         launch = self._launcher.find(channel.run_id)
+        channel.gone = launch is None
         if launch is None:
             return
         if channel.show(event("conditions", conditions_json(launch))):
@@ -280,3 +286,9 @@ def failed(launch: Launch) -> Event:
     """The end of what never became a run."""
     value = {"run": str(launch.run_id), "state": str(launch.state), "reason": launch.reason, "message": launch.message}
     return event("failed", value, END)
+
+
+def deleted(run_id: UUID) -> Event:
+    """The end of a launch that is there no more, and of which nothing was stored."""
+    message = "it was deleted before anything of it was stored"
+    return event("failed", {"run": str(run_id), "state": "failed", "reason": "cancelled", "message": message}, END)

@@ -256,10 +256,12 @@ def test_a_run_is_seen_from_its_order_to_its_end(api: Served, cluster: Cluster) 
         assert (event.kind, event.data["reason"], event.data["message"]) == (
             "conditions", "NoReference", "nobody is like it",
         )  # fmt: skip
-    (waiting,) = api.get("/v1/nodes")["waiting"]
-    assert (waiting["run"], waiting["message"]) == (run, "nobody is like it")
-    assert [p["run"] for p in api.get("/v1/runs")["pending"]] == [run]
-    assert api.client.post(f"/v1/runs/{run}/cancel").status_code == 202
+        (waiting,) = api.get("/v1/nodes")["waiting"]
+        assert (waiting["run"], waiting["message"]) == (run, "nobody is like it")
+        assert [p["run"] for p in api.get("/v1/runs")["pending"]] == [run]
+        assert api.client.post(f"/v1/runs/{run}/cancel").status_code == 202
+        *_, end = stream
+        assert (end.kind, end.data["reason"]) == ("failed", "cancelled"), "whoever watches is not left to wait"
     until("its end", lambda: cluster.pairruns() == [])
     until("it to be forgotten", lambda: api.client.get(f"/v1/runs/{run}").status_code == 404)
 
