@@ -115,7 +115,10 @@ def session_of(request: Request) -> Session | None:
 
 
 async def known(request: Request, token: str) -> User:
-    """Whose token it is; refused ones count against the client's address.
+    """Whose token it is; refused ones count against the client's address, and are then not looked at for a while.
+
+    Many share an address, all who come through one Ingress: whose token was good before is not kept waiting for what
+    strangers do there.
 
     Raises:
         Problem: 401, 429, or 503: cannot be told now.
@@ -126,7 +129,7 @@ async def known(request: Request, token: str) -> User:
     if not usable(token):
         _refuse(parts, request)
         raise unauthenticated()
-    if wait := parts.strangers.empty(_address(request)):
+    if not parts.authenticator.met(token) and (wait := parts.strangers.empty(_address(request))):
         raise too_many(wait, "too many refused tokens from your address")
     try:
         return await parts.authenticator.authenticate(token)

@@ -207,6 +207,25 @@ def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:
         assert asked.count(REVIEWS) == 3, "asked again once the token itself says that it has ended"
 
 
+def test_strangers_do_not_lock_out_whom_the_cluster_let_in(cluster: Cluster) -> None:
+    """From the same address, as through an Ingress: also when the answer about a token is to be asked for anew. Who was
+    never seen waits, and so does a token that was good once."""
+    ahead = [0.0]
+    token, gone, new = cluster.token("editor"), cluster.token("viewer"), cluster.token("editor")
+    with cluster.serve(token, clocks={"clock": lambda: time.time() + ahead[0]}) as api:
+        for mine in (token, gone):
+            assert api.client.get("/v1/runs", headers=bearer(mine)).status_code == 200
+        api.app.state.parts.strangers._clock = lambda: 0.0  # on a slow machine too nothing is forgotten meanwhile
+        cluster.kube.delete(ACCOUNTS.path(cluster.namespace, "viewer"))
+        statuses = [api.client.get("/v1/runs", headers=bearer(f"x{n}")).status_code for n in range(40)]
+        assert statuses[-1] == 429
+        ahead[0] = 31.0  # nothing is believed any more
+        assert api.client.post("/v1/runs", json={"node": cluster.sick}).status_code == 202
+        is_problem(api.client.get("/v1/runs", headers=bearer(gone)), 401, "unauthenticated")
+        is_problem(api.client.get("/v1/runs", headers=bearer(gone)), 429, "too-many")
+        is_problem(api.client.get("/v1/runs", headers=bearer(new)), 429, "too-many")
+
+
 def test_an_order_becomes_a_pairrun_once(api: Served, cluster: Cluster) -> None:
     """At once and many times over with one key: one object; with another body: refused."""
     order = {
