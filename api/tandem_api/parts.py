@@ -168,7 +168,16 @@ def only_known_parameters(request: Request) -> None:
             raise invalid(f"query.{name}"[:100], "there is no such parameter")
 
 
-CanGet = Annotated[User, Depends(may("get"))]
+_can_get = may("get")
+
+
+def may_still(request: Request, credentials: _Credentials) -> Callable[[], Awaitable[User]]:
+    """A dependency: to be asked again by an answer that goes on for long; raises what the request would meet now."""
+    return lambda: _can_get(request, credentials)
+
+
+CanGet = Annotated[User, Depends(_can_get)]
+StillCanGet = Annotated[Callable[[], Awaitable[User]], Depends(may_still)]
 CanList = Annotated[User, Depends(may("list"))]
 CanCreate = Annotated[User, Depends(may("create"))]
 CanUpdate = Annotated[User, Depends(may("update"))]

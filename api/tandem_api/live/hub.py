@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -26,6 +26,8 @@ AT_ONCE = 4
 """Runs whose news are read at once."""
 AGAIN_S = 1.0
 """Wait before the database is asked again after it did not answer."""
+LEAST_S = 1.0
+"""Least time between two questions whether a client may still watch."""
 
 
 class Channel:
@@ -133,13 +135,31 @@ class Hub:
         if self.clients >= self.settings.clients:
             raise away("too many streams are open", "too-many-streams")
 
-    async def stream(self, run_id: UUID, start: Place) -> AsyncGenerator[bytes, None]:
-        """What is behind a place, and then what comes, up to the verdict."""
+    async def stream(
+        self, run_id: UUID, start: Place, still: Callable[[], Awaitable[object]], believed_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """What is behind a place, and then what comes, up to the verdict.
+
+        Args:
+            run_id: the run.
+            start: behind which place.
+            still: raises a problem once the client may not watch any more, which ends the stream: coming back tells it
+                why.
+            believed_s: how often that is asked.
+        """
         at, shown = start, dict[str, bytes]()
+        every = max(believed_s, LEAST_S)
+        due = time.monotonic() + every
         yield b"retry: 2000\n\n"
         with self._joined(run_id) as channel:
             while not self.closing:
                 news = channel.news()
+                if time.monotonic() >= due:
+                    try:
+                        await still()
+                    except Problem:
+                        return
+                    due = time.monotonic() + every
                 for snapshot in list(channel.snapshots.values()):
                     if shown.get(snapshot.kind) != snapshot.wire:
                         shown[snapshot.kind] = snapshot.wire
@@ -161,7 +181,7 @@ class Hub:
                     if at >= END:
                         return
                 # Also where the ring does not cover the place: whoever names one that the run has not reached waits.
-                elif not await self._wait(news, self.settings.ping_seconds):
+                elif not await self._wait(news, min(self.settings.ping_seconds, max(0.0, due - time.monotonic()))):
                     yield comment("alive")
 
     async def _catch_up(self, channel: Channel, at: Place) -> News | None:

@@ -285,6 +285,24 @@ def test_a_run_is_seen_from_its_order_to_its_end(api: Served, cluster: Cluster) 
     until("it to be forgotten", lambda: api.client.get(f"/v1/runs/{run}").status_code == 404)
 
 
+def test_who_may_watch_no_more_is_not_shown_more(cluster: Cluster) -> None:
+    """A stream ends with the right to it, and with its token, and coming back tells why."""
+    viewer, editor = cluster.token("viewer"), bearer(cluster.token("editor"))
+    with cluster.serve(viewer, auth_seconds=1, believed_s=0.5) as api:
+        run = api.client.post("/v1/runs", json={"node": cluster.sick}, headers=editor).json()["run"]
+        with watching(api, run) as stream:
+            next(stream)
+            cluster.kube.delete(BINDINGS.path(cluster.namespace, "viewer"))
+            assert [e.kind for e in stream if e.kind != "conditions"] == []
+        is_problem(api.client.get(f"/v1/runs/{run}/events"), 403, "forbidden")
+        api.client.headers.update(editor)
+        with watching(api, run) as stream:
+            next(stream)
+            cluster.kube.delete(ACCOUNTS.path(cluster.namespace, "editor"))
+            assert [e.kind for e in stream if e.kind != "conditions"] == []
+        is_problem(api.client.get(f"/v1/runs/{run}/events"), 401, "unauthenticated")
+
+
 def test_what_the_cluster_would_refuse_is_told(api: Served, cluster: Cluster) -> None:
     for order, where in (
         ({"node": "not-there"}, "body.node"), ({"reference": "not-there"}, "body.reference"),
