@@ -6,9 +6,11 @@ import json
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from uuid import UUID
 
 import httpx2
 import pytest
@@ -19,6 +21,8 @@ from db_samples import make_run, scalar, some_records
 from node_runs import BEGAN, HOUR, node_run, store_run
 from tandem.db.engine import connect
 from tandem.db.sink import Sink
+from tandem_api.reads.store import EXPORTS_AT_ONCE
+from tandem_api.routes import export
 from tandem_api.settings import Settings
 
 EVIL = [
@@ -329,14 +333,50 @@ def test_requests_that_are_no_http(api: Served) -> None:
     assert api.client.get("/healthz").status_code == 200
 
 
-def test_an_export_whose_client_leaves_holds_nothing(api: Served, engine: Engine, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def long_run(database: str, tmp_path_factory: pytest.TempPathFactory) -> UUID:
+    """A run with 3000 mismatches."""
+    engine = connect(database)
     run = make_run(engine)
-    with Sink(engine.url.render_as_string(hide_password=False), tmp_path, run, 1) as sink:
+    with Sink(database, tmp_path_factory.mktemp("spool"), run, 1) as sink:
         for record in some_records(run, 3000):
             sink.put(record)
         assert sink.flush(60)
+    engine.dispose()
+    return run
+
+
+def test_exports_that_are_read_slowly_hold_up_no_report_and_end(
+    database: str, long_run: UUID, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as are made at once, whose clients take nothing: reports are made meanwhile; their time comes, they are
+    cut off where everybody sees that the file is not whole, and the next is served."""
+    monkeypatch.setattr(export, "CHUNK", 4096)  # so that a small file does not fit into what lies between
+    path = f"/v1/runs/{long_run}/export/mismatches"
+    with serving(database, export_seconds=2) as api, ExitStack() as open_:
+        (listening,) = api.server.servers[0].sockets
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        lazy = [open_.enter_context(socket.socket()) for _ in range(EXPORTS_AT_ONCE)]
+        for one in lazy:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.settimeout(30)
+            one.connect(("127.0.0.1", int(api.url.rsplit(":", 1)[1])))
+            one.sendall(f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {TOKEN}\r\n\r\n".encode())
+        for one in lazy:
+            assert one.recv(12) == b"HTTP/1.1 200"
+        assert api.client.get(f"/v1/runs/{long_run}/summary").status_code == 200
+        assert api.app.state.parts.store._exports.locked(), "both are still under way"
+        assert api.client.get(path).text.count("\n") == 3001
+        for one in lazy:
+            rest = b""
+            while piece := one.recv(1 << 16):
+                rest += piece
+            assert not rest.endswith(b"\r\n0\r\n\r\n"), "it does not look whole"
+
+
+def test_an_export_whose_client_leaves_holds_nothing(api: Served, long_run: UUID) -> None:
     for _ in range(4):  # more than may be under way at once
-        with api.client.stream("GET", f"/v1/runs/{run}/export/mismatches") as answer:
+        with api.client.stream("GET", f"/v1/runs/{long_run}/export/mismatches") as answer:
             next(answer.iter_bytes(10))
-    text = api.client.get(f"/v1/runs/{run}/export/mismatches").text
+    text = api.client.get(f"/v1/runs/{long_run}/export/mismatches").text
     assert text.count("\n") == 3001
