@@ -197,9 +197,10 @@ class Guard:
 
         try:
             await self.app(scope, receive, watch)
-        except Problem as problem:  # of the layers below the routes' own handlers
+        except Problem as problem:  # of the layers below the routes' own handlers, or of an answer that has begun
             if started:
-                raise
+                log.warning("%s %r was cut off: %s", scope["method"], scope["path"], problem.detail)
+                return
             await problem.response()(scope, receive, send)
         except Exception:
             number = os.urandom(4).hex()

@@ -13,6 +13,7 @@ from urllib.parse import quote
 from uuid import UUID
 
 import httpx2
+import psycopg
 import pytest
 from sqlalchemy import Engine
 
@@ -380,3 +381,51 @@ def test_an_export_whose_client_leaves_holds_nothing(api: Served, long_run: UUID
             next(answer.iter_bytes(10))
     text = api.client.get(f"/v1/runs/{long_run}/export/mismatches").text
     assert text.count("\n") == 3001
+
+
+# -- what nobody foresaw ---------------------------------------------------------------------------------
+
+
+def test_an_unforeseen_error_is_a_number_and_its_trace_stays_in_the_log(
+    fresh: Served, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("a secret")
+
+    monkeypatch.setattr("tandem_api.routes.runs.runs_page", broken)
+    values = is_problem(fresh.client.get("/v1/runs"), 500, "internal")
+    assert "secret" not in json.dumps(values)
+    number = values["detail"].rsplit(" ", 1)[1]
+    (told,) = [record for record in caplog.records if number in record.getMessage()]
+    assert told.exc_info is not None
+    assert "a secret" in str(told.exc_info[1])
+    monkeypatch.undo()
+    assert fresh.client.get("/v1/runs").status_code == 200
+
+
+@pytest.mark.parametrize("error", [RuntimeError("a secret"), psycopg.OperationalError("a secret")], ids=repr)
+def test_an_error_in_the_middle_of_an_answer_cuts_it_off(
+    fresh: Served, long_run: UUID, error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It does not look whole, nothing of the error is in it, and the log has it."""
+    path = f"/v1/runs/{long_run}/export/mismatches"
+
+    def broken(pipe: Any, *_: Any) -> None:
+        pipe.write(b"begun")
+        pipe.flush_all()
+        raise error
+
+    monkeypatch.setattr(export, "write", broken)
+    got = b""
+    with fresh.client.stream("GET", path) as answer, pytest.raises(httpx2.RemoteProtocolError):  # noqa: PT012
+        assert answer.status_code == 200
+        for piece in answer.iter_bytes():
+            got += piece
+    assert got == b"begun"
+    deadline = time.monotonic() + 30
+    while not (told := [r for r in caplog.records if r.name == "tandem.api" and path in r.getMessage()]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert len(told) == 1
+    monkeypatch.undo()
+    assert fresh.client.get(path).text.count("\n") == 3001
