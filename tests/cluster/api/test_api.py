@@ -278,6 +278,10 @@ def test_a_run_is_seen_from_its_order_to_its_end(api: Served, cluster: Cluster) 
         (waiting,) = api.get("/v1/nodes")["waiting"]
         assert (waiting["run"], waiting["message"]) == (run, "nobody is like it")
         assert [p["run"] for p in api.get("/v1/runs")["pending"]] == [run]
+        cluster.says(name, conditions=[{**condition, "type": "Running", "status": "True"}])
+        assert next(stream).data["state"] == "running"
+        (begun,) = api.get("/v1/runs")["pending"]
+        assert (begun["run"], begun["state"]) == (run, "running"), "in a list until it is stored"
         assert api.client.post(f"/v1/runs/{run}/cancel").status_code == 202
         *_, end = stream
         assert (end.kind, end.data["reason"]) == ("failed", "cancelled"), "whoever watches is not left to wait"
