@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 
@@ -11,11 +12,15 @@ from hypothesis import strategies as st
 
 from tandem.errors import SetupError
 from tandem_api import pages
+from tandem_api.app import create_app
 from tandem_api.launch.launcher import Order, check
+from tandem_api.launch.local import LocalLauncher
 from tandem_api.problems import Problem
+from tandem_api.reads.store import Store
 from tandem_api.security.cluster import _Kept, expiry
 from tandem_api.security.limits import Rate, _host
-from tandem_api.security.local import token_file
+from tandem_api.security.local import LocalAuthenticator, token_file
+from tandem_api.settings import Settings
 
 KEYS = st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(st.characters(exclude_characters="\x00", codec="utf-8")))
 
@@ -54,6 +59,21 @@ def test_a_rate_lets_a_burst_through_and_then_its_share() -> None:
     for name in "cdefg":
         rate.take(name)
     assert len(rate._buckets) == 2
+
+
+def test_nothing_is_kept_or_limited_by_a_clock_that_can_be_set_back(tmp_path: Path) -> None:
+    """The list of nodes would stay as it is, and whoever was refused stay out, for as long as it was set back."""
+
+    def utc() -> float:
+        raise AssertionError("asked what time it is")
+
+    nowhere = "postgresql://nobody@127.0.0.1:1/nothing"
+    launcher = LocalLauncher(nowhere, nowhere, folder=tmp_path)
+    app = create_app(Settings(), Store(nowhere), launcher, LocalAuthenticator("x" * 32, "me"), utc)
+    parts = app.state.parts
+    assert (parts.writes.take("a"), parts.strangers.take("a")) == (0, 0)
+    with pytest.raises(Problem, match="does not answer"):
+        asyncio.run(parts.fleet.lines())
 
 
 def test_what_is_kept_is_bounded_in_number_and_time() -> None:

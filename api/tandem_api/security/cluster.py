@@ -41,7 +41,8 @@ class ClusterAuthenticator:
         namespace: whose PairRuns the rights are about.
         audiences: of which a token must name one; empty: the API server's own.
         believed_s: how long an answer is kept; a token's own end comes first.
-        clock: UTC seconds.
+        clock: UTC seconds, which only a token's own end is compared with.
+        monotonic: seconds that are never set back.
     """
 
     secret: str | None = None
@@ -54,12 +55,13 @@ class ClusterAuthenticator:
         *,
         believed_s: float = 30.0,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._namespace, self._audiences = kube, namespace, audiences
         self._believed_s, self._clock = believed_s, clock
-        self._users: _Kept[User | None] = _Kept(LARGEST, clock)
-        self._met: _Kept[bool] = _Kept(LARGEST, clock)
-        self._rights: _Kept[bool] = _Kept(LARGEST, clock)
+        self._users: _Kept[User | None] = _Kept(LARGEST, monotonic)
+        self._met: _Kept[bool] = _Kept(LARGEST, monotonic)
+        self._rights: _Kept[bool] = _Kept(LARGEST, monotonic)
         self._gate = asyncio.Semaphore(AT_ONCE)
 
     def met(self, token: str) -> bool:

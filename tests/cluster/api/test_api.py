@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from api_server import Served, is_problem, serving, watching
 from cluster.api.test_kube import NAMESPACES, with_crd
 from cluster.bare.tools import free_ports
 from cluster.handle import ApiServer, until
+from node_runs import BEGAN, HOUR, node_run, store_run
+from tandem.db.engine import connect
 from tandem.kube.client import Kube, Object
 from tandem.kube.paths import NODES, PAIRRUNS, Resource
+from tandem.kube.world import world
+from tandem.pairing.candidates import of_world
 from tandem.pairing.policy import read_policy
 from tandem.pairrun.names import run_id_of
 from tandem_api.launch.cluster import ANNOTATION_BY, ClusterLauncher
@@ -179,7 +184,7 @@ def test_a_token_that_has_expired_is_refused(api: Served, cluster: Cluster) -> N
 def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:
     """Not with the time for which an answer is believed; the clock of the cache is moved, not slept through."""
     token = cluster.token("editor", seconds=600)
-    ahead = [0.0]
+    ahead, back = [0.0], [0.0]
     asked: list[str] = []
     create = cluster.kube.create
 
@@ -188,7 +193,7 @@ def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:
         return create(path, body, **more)
 
     cluster.kube.create = counted  # type: ignore[method-assign]
-    clocks = {"clock": lambda: time.time() + ahead[0]}
+    clocks = {"clock": lambda: time.time() + ahead[0] - back[0], "monotonic": lambda: time.monotonic() + ahead[0]}
     with cluster.serve(token, believed_s=300.0, clocks=clocks) as api:
         for _ in range(5):
             assert api.client.get("/v1/runs").status_code == 200
@@ -205,6 +210,12 @@ def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:
         ahead[0] = 601.0  # 301 + 300: the cache alone would still believe it
         assert api.client.get("/v1/runs").status_code == 200
         assert asked.count(REVIEWS) == 3, "asked again once the token itself says that it has ended"
+        back[0] = 1000.0
+        for more in (0.0, 301.0):
+            ahead[0] += more
+            back[0] += 10 * more
+            assert api.client.get("/v1/runs").status_code == 200
+        assert asked.count(REVIEWS) == 5, "a clock that is set back makes nothing be believed for longer"
 
 
 def test_strangers_do_not_lock_out_whom_the_cluster_let_in(cluster: Cluster) -> None:
@@ -212,7 +223,7 @@ def test_strangers_do_not_lock_out_whom_the_cluster_let_in(cluster: Cluster) -> 
     never seen waits, and so does a token that was good once."""
     ahead = [0.0]
     token, gone, new = cluster.token("editor"), cluster.token("viewer"), cluster.token("editor")
-    with cluster.serve(token, clocks={"clock": lambda: time.time() + ahead[0]}) as api:
+    with cluster.serve(token, clocks={"monotonic": lambda: time.monotonic() + ahead[0]}) as api:
         for mine in (token, gone):
             assert api.client.get("/v1/runs", headers=bearer(mine)).status_code == 200
         api.app.state.parts.strangers._clock = lambda: 0.0  # on a slow machine too nothing is forgotten meanwhile
@@ -321,9 +332,29 @@ def test_what_the_cluster_would_refuse_is_told(api: Served, cluster: Cluster) ->
 
 
 def test_candidates_of_the_cluster(api: Served, cluster: Cluster) -> None:
-    found = {c["node"]: c for c in api.get("/v1/candidates")["candidates"]}
-    assert found[cluster.sick]["reference"] == cluster.well
-    assert found[cluster.sick]["signs"] == ["cordoned"]
+    """With why that reference, and why no other node."""
+    cluster._node(other := f"other-{cluster.namespace}", cordoned=True)
+    try:
+        found = {c["node"]: c for c in api.get("/v1/candidates")["candidates"]}
+        wanted = {c.node: c for c in of_world(world(cluster.kube, print), read_policy({}))}
+    finally:
+        cluster.kube.delete(NODES.path(name=other))
+    sick = found[cluster.sick]
+    assert (sick["reference"], sick["signs"]) == (cluster.well, ["cordoned"])
+    assert sick == msgspec.to_builtins(wanted[cluster.sick])
+    assert sick["why"]
+    assert [p["message"] for p in sick["passed_over"] if p["node"] == other] != []
+
+
+def test_who_clears_a_node_is_whose_token_it_was(api: Served, cluster: Cluster) -> None:
+    engine = connect(cluster.database)
+    store_run(engine, node_run(kind="null", suspect="well-1", reference="well-2"))
+    store_run(engine, node_run(hits={3: 5}, began=BEGAN + HOUR))
+    engine.dispose()
+    answer = api.client.post("/v1/nodes/sick/clear", json={"reason": "a new board"})
+    assert answer.status_code == 200
+    (kept,) = answer.json()["decisions"]
+    assert kept["decided_by"] == f"system:serviceaccount:{cluster.namespace}:editor"
 
 
 def test_the_api_server_goes_away(cluster: Cluster) -> None:
