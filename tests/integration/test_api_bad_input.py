@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,11 +15,13 @@ from uuid import UUID
 
 import httpx2
 import psycopg
+import pyarrow
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy import text as sql
 
 from api_server import TOKEN, Served, is_problem, own_database, serving
-from db_samples import make_run, scalar, some_records
+from db_samples import make_run, mismatch, scalar, some_records
 from node_runs import BEGAN, HOUR, node_run, store_run
 from tandem.db.engine import connect
 from tandem.db.sink import Sink
@@ -30,6 +33,16 @@ EVIL = [
     "'; DROP TABLE runs; --", "<script>alert(1)</script>", "\u202egpj.exe", "../../etc/passwd", "%00", "a" * 253,
     "$(id)", "\\u0000", "{{7*7}}", "😀", "ﬀ", "\x7f", "x' OR '1'='1",
 ]  # fmt: skip
+
+
+COPIES = sql(
+    """
+INSERT INTO mismatches SELECT copy.* FROM mismatches m, generate_series(1, :rows) number,
+  LATERAL jsonb_populate_record(m, jsonb_build_object('run_id', CAST(:run AS text), 'step', number)) copy
+WHERE m.run_id = :template
+"""
+)
+"""Of a run's one mismatch, each at a step of its own of another run."""
 
 
 @pytest.fixture(scope="module")
@@ -381,6 +394,36 @@ def test_an_export_whose_client_leaves_holds_nothing(api: Served, long_run: UUID
             next(answer.iter_bytes(10))
     text = api.client.get(f"/v1/runs/{long_run}/export/mismatches").text
     assert text.count("\n") == 3001
+
+
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_an_export_of_ten_times_the_rows_takes_no_more_memory(
+    api: Served, engine: Engine, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parts that are small against both runs; what both hold at most is a few parts."""
+    monkeypatch.setattr("tandem.export.BATCH", 100)
+    monkeypatch.setattr(export, "CHUNK", 16 << 10)
+
+    def peak(rows: int) -> int:
+        run = make_run(engine)
+        with engine.begin() as conn:
+            conn.execute(COPIES, {"run": str(run), "rows": rows, "template": template})
+        tracemalloc.start()
+        try:
+            with api.client.stream("GET", f"/v1/runs/{run}/export/mismatches", params={"format": format}) as answer:
+                size = sum(len(piece) for piece in answer.iter_bytes())
+            most = tracemalloc.get_traced_memory()[1] + pyarrow.default_memory_pool().max_memory()
+        finally:
+            tracemalloc.stop()
+        assert size > rows
+        return most
+
+    template = make_run(engine)
+    with Sink(engine.url.render_as_string(hide_password=False), tmp_path, template, 1) as sink:
+        sink.put(mismatch(template, 1))
+        assert sink.flush(30)
+    small, large = peak(600), peak(6000)
+    assert large < 1.3 * small + (1 << 20), (small, large)
 
 
 # -- what nobody foresaw ---------------------------------------------------------------------------------

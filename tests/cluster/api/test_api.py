@@ -36,6 +36,7 @@ from tokens import forged, signed
 __all__ = ["with_crd"]
 pytestmark = pytest.mark.needs("api-server")
 ACCOUNTS = Resource("/api/v1", "serviceaccounts")
+QUOTAS = Resource("/api/v1", "resourcequotas")
 ROLES = Resource("/apis/rbac.authorization.k8s.io/v1", "roles")
 BINDINGS = Resource("/apis/rbac.authorization.k8s.io/v1", "rolebindings")
 VERBS = {
@@ -331,6 +332,20 @@ def test_what_the_cluster_would_refuse_is_told(api: Served, cluster: Cluster) ->
     assert cluster.pairruns() == []
 
 
+def test_a_quota_that_is_used_up_is_told(api: Served, cluster: Cluster) -> None:
+    """By whoever set it: what is full, and not that something is broken."""
+    amount = "count/pairruns.tandem.dev"
+    body = {"metadata": {"name": "few"}, "spec": {"hard": {amount: "1"}}}
+    cluster.kube.create(QUOTAS.path(cluster.namespace), body)
+    # The controller that sums up is not there: what it would have written.
+    cluster.kube.patch_status(QUOTAS.path(cluster.namespace, "few"), {"hard": {amount: "1"}, "used": {amount: "0"}})
+    order = {"node": cluster.sick}
+    until("the quota to be known", lambda: api.client.post("/v1/runs", json=order).status_code == 202)
+    answer = api.client.post("/v1/runs", json=order)
+    assert "few" in is_problem(answer, 403, "quota")["detail"]
+    assert len(cluster.pairruns()) == 1
+
+
 def test_candidates_of_the_cluster(api: Served, cluster: Cluster) -> None:
     """With why that reference, and why no other node."""
     cluster._node(other := f"other-{cluster.namespace}", cordoned=True)
@@ -362,6 +377,7 @@ def test_the_api_server_goes_away(cluster: Cluster) -> None:
     known, new = cluster.token("editor"), cluster.token("viewer")
     with cluster.serve(known) as api:
         assert api.client.get("/v1/runs").status_code == 200
+        assert api.client.post("/v1/runs", json={"node": cluster.sick}).status_code == 202
         cluster.server.stop("kube-apiserver")
         try:
             assert api.client.get("/v1/runs").status_code == 200
@@ -369,7 +385,9 @@ def test_the_api_server_goes_away(cluster: Cluster) -> None:
             is_problem(answer, 503, "authentication-away")
             assert int(answer.headers["retry-after"]) > 0
             refused = api.client.post("/v1/runs", json={"node": cluster.sick})
-            is_problem(refused, 503, refused.json()["type"].rsplit(":", 1)[1])
+            is_problem(refused, 503, "cluster-away")
+            assert int(refused.headers["retry-after"]) > 0
+            assert len(api.get("/v1/nodes")["waiting"]) == 1, "what was launched is known"
         finally:
             cluster.server.start("kube-apiserver")
         until("it to answer again", lambda: api.client.get("/v1/runs", headers=bearer(new)).status_code == 200)
