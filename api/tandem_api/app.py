@@ -80,9 +80,9 @@ def create_app(
     )
     app.state.parts = Parts(
         settings=settings, store=store, launcher=launcher, authenticator=authenticator, hub=hub,
-        fleet=Fleet(store, settings.fleet_seconds, clock), nodes=Nodes(store), metrics=metrics,
-        writes=Rate(settings.writes.burst, settings.writes.per_minute, clock),
-        strangers=Rate(STRANGERS[0], STRANGERS[1], clock),
+        fleet=Fleet(store, settings.fleet_seconds, time.monotonic), nodes=Nodes(store), metrics=metrics,
+        writes=Rate(settings.writes.burst, settings.writes.per_minute, time.monotonic),
+        strangers=Rate(STRANGERS[0], STRANGERS[1], time.monotonic),
         sessions=Sessions(authenticator.secret, clock), clock=clock,
     )  # fmt: skip
     app.state.reports = Reports(store)

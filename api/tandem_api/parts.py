@@ -115,7 +115,10 @@ def session_of(request: Request) -> Session | None:
 
 
 async def known(request: Request, token: str) -> User:
-    """Whose token it is; refused ones count against the client's address.
+    """Whose token it is; refused ones count against the client's address, and are then not looked at for a while.
+
+    Many share an address, all who come through one Ingress: whose token was good before is not kept waiting for what
+    strangers do there.
 
     Raises:
         Problem: 401, 429, or 503: cannot be told now.
@@ -126,7 +129,7 @@ async def known(request: Request, token: str) -> User:
     if not usable(token):
         _refuse(parts, request)
         raise unauthenticated()
-    if wait := parts.strangers.empty(_address(request)):
+    if not parts.authenticator.met(token) and (wait := parts.strangers.empty(_address(request))):
         raise too_many(wait, "too many refused tokens from your address")
     try:
         return await parts.authenticator.authenticate(token)
@@ -165,7 +168,16 @@ def only_known_parameters(request: Request) -> None:
             raise invalid(f"query.{name}"[:100], "there is no such parameter")
 
 
-CanGet = Annotated[User, Depends(may("get"))]
+_can_get = may("get")
+
+
+def may_still(request: Request, credentials: _Credentials) -> Callable[[], Awaitable[User]]:
+    """A dependency: to be asked again by an answer that goes on for long; raises what the request would meet now."""
+    return lambda: _can_get(request, credentials)
+
+
+CanGet = Annotated[User, Depends(_can_get)]
+StillCanGet = Annotated[Callable[[], Awaitable[User]], Depends(may_still)]
 CanList = Annotated[User, Depends(may("list"))]
 CanCreate = Annotated[User, Depends(may("create"))]
 CanUpdate = Annotated[User, Depends(may("update"))]

@@ -201,7 +201,10 @@ class Guard:
             if started:
                 raise
             await problem.response()(scope, receive, send)
-        except Exception:
+        except Exception as error:
+            if started and isinstance(error.__cause__, Problem):  # as the framework wraps it, once an answer has begun
+                log.warning("%s %r was cut off: %s", scope["method"], scope["path"], error.__cause__.detail)
+                return
             number = os.urandom(4).hex()
             log.exception("error %s at %s %r", number, scope["method"], scope["path"])
             if started:

@@ -64,6 +64,8 @@ class Settings(_Model):
     """After which the database gives up a page's query."""
     report_seconds: Annotated[float, Field(ge=1, le=3600)] = 60.0
     """The same for reports, summaries and exports, which read a whole run."""
+    export_seconds: Annotated[float, Field(ge=1, le=86_400)] = 1800.0
+    """How long a client may take for a whole file; then it is cut off. Few are made at once."""
     pool: Annotated[int, Field(ge=1, le=100)] = 10
     """Database connections for pages; reports, exports and decisions have a few of their own."""
     fleet_seconds: Annotated[float, Field(ge=0, le=60)] = 2.0

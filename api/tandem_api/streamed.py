@@ -20,6 +20,7 @@ class Streamed(Response):
         chunks: what to send, as it comes.
         media_type: of the whole.
         send_s: how long the client may take for a chunk.
+        whole_s: the same for all of them together; then the answer is cut off. None: as long as it goes on.
         headers: of the answer.
         on_drop: told of a client that was dropped.
     """
@@ -30,19 +31,20 @@ class Streamed(Response):
         media_type: str,
         *,
         send_s: float,
+        whole_s: float | None = None,
         headers: Mapping[str, str] | None = None,
         on_drop: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(None, headers=dict(headers or {}), media_type=media_type)
         del self.headers["content-length"]
-        self._chunks, self._send_s, self._on_drop = chunks, send_s, on_drop
+        self._chunks, self._send_s, self._whole_s, self._on_drop = chunks, send_s, whole_s, on_drop
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         sending = asyncio.create_task(self._send_all(send))
         leaving = asyncio.create_task(_left(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, leaving}, timeout=self._whole_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in (sending, leaving):
                 task.cancel()

@@ -24,6 +24,8 @@ STATES = (*LIVE, *Verdict)
 REASONS = 50
 """Reasons that are told apart: a worker names its own, and the suspect's may be anything."""
 OTHER = "other"
+ALERTED = "reference_differs"
+"""The reason that an alert waits for: told from 0 on, and by its name however many others came first."""
 
 
 class Metrics:
@@ -32,7 +34,7 @@ class Metrics:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self.registry = CollectorRegistry()
         self._clock = clock
-        self._reasons: set[str] = set()
+        self._reasons = {ALERTED}
         self._finished = Counter(
             "tandem_controller_runs_finished_total", "PairRuns that got their verdict.", ["kind", "verdict"],
             registry=self.registry,
@@ -44,7 +46,7 @@ class Metrics:
             "tandem_controller_runs_inconclusive_total", "Inconclusive PairRuns by reason.", ["reason"],
             registry=self.registry,
         )  # fmt: skip
-        self._inconclusive.labels("reference_differs")  # the one that an alert waits for
+        self._inconclusive.labels(ALERTED)
         self.reconcile_seconds = Histogram(
             "tandem_controller_reconcile_seconds", "Time of one reconcile.", registry=self.registry,
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),

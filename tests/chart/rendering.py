@@ -38,13 +38,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "--set", "api.ingress.className=nginx,api.ingress.annotations.note=x,api.service.annotations.note=x",
         "--set", "api.networkPolicy.from[0].namespaceSelector.matchLabels.team=sre",
         "--set", "api.networkPolicy.kubernetes.to[0].ipBlock.cidr=10.0.0.1/32",
+        "--set", "controller.networkPolicy.kubernetes.to[0].ipBlock.cidr=10.0.0.1/32",
         "--set", "metrics.api.from[0].podSelector.matchLabels.app=p",
+        "--set", "metrics.controller.from[0].podSelector.matchLabels.app=p",
         "--set", "worker.priorityClass.name=pairs,worker.allowedHostPaths={/mnt/weights},policy.runsPerReference=2",
     ),
     "least": (
         "--set", "crds.enabled=false,worker.priorityClass.create=false,metrics.service=false,rbac.aggregate=false",
         "--set", "api.enabled=false,metrics.serviceMonitor.enabled=true",
-        "--set", "metrics.worker.enabled=false",
+        "--set", "metrics.worker.enabled=false,controller.networkPolicy.enabled=false",
         "--set", "database.trial.persistence.enabled=false,database.trial.networkPolicy=false,migrations.hook=false",
     ),
 }  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from chart.rendering import CHART, NAMESPACE, named, of_kind, parse, template
+from chart.rendering import CHART, NAMESPACE, Manifest, named, of_kind, parse, template
 from clusters import SETTINGS, attempt
 from deploy.dashboards import generate
 from tandem.vocabulary import Role
@@ -67,6 +67,20 @@ def test_the_monitors_find_the_controller_and_references_and_no_suspect() -> Non
     deployment = named("everything", "Deployment", "tandem-controller")
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert monitors["tandem-controller"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+@helm
+def test_annotations_are_the_other_way_to_the_controller_s_metrics() -> None:
+    def pod(choice: str) -> Manifest:
+        found: Manifest = named(choice, "Deployment", "tandem-controller")["spec"]["template"]
+        return found
+
+    told = {name: value for name, value in pod("everything")["metadata"]["annotations"].items() if "prometheus" in name}
+    ports = {port["name"]: port["containerPort"] for port in pod("everything")["spec"]["containers"][0]["ports"]}
+    assert told == {
+        "prometheus.io/scrape": "true", "prometheus.io/port": str(ports["metrics"]), "prometheus.io/path": "/metrics",
+    }  # fmt: skip
+    assert not [name for name in pod("defaults")["metadata"]["annotations"] if "prometheus" in name]
 
 
 @helm

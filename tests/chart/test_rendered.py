@@ -90,6 +90,24 @@ def test_only_those_who_need_it_reach_the_trial_database(choice: str) -> None:
         assert peers[-1] == {"app.kubernetes.io/component": "worker", LABEL_ROLE: "reference"}
 
 
+def test_the_controller_is_reached_by_scrapes_and_probes_and_reaches_what_the_api_does(choice: str) -> None:
+    """Names, the API server and PostgreSQL; in come only its own ports, and metrics only for those who are named."""
+    policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind(choice, "NetworkPolicy")}
+    if choice == "least":
+        assert "tandem-controller" not in policies
+        return
+    spec = policies["tandem-controller"]
+    assert set(spec["policyTypes"]) == {"Ingress", "Egress"}
+    assert spec["egress"] == policies["tandem-api"]["egress"]
+    (pod,) = [pod for name, _, pod in pods(choice) if name == "tandem-controller"]
+    ports = [[{"protocol": "TCP", "port": port["containerPort"]}] for port in pod["containers"][0]["ports"]]
+    scrapes, probes = spec["ingress"]
+    assert [scrapes["ports"], probes["ports"]] == ports
+    some = [{"podSelector": {"matchLabels": {"app": "p"}}}]
+    assert scrapes["from"] == (some if choice == "everything" else [{"namespaceSelector": {}}])
+    assert "from" not in probes, "a kubelet is no pod"
+
+
 def test_every_rule_names_its_verbs_resources_and_groups(choice: str) -> None:
     for kind in ("Role", "ClusterRole"):
         for role in of_kind(choice, kind):

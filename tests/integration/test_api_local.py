@@ -71,6 +71,8 @@ def test_a_run_outlives_the_api_and_is_found_again(home: Home) -> None:
         api.wait(run, "running")
         until(lambda: steps(api, run) >= 2, "two steps")
         assert api.look(waiting)["state"] == "pending"
+        listed = api.client.get("/v1/runs").json()
+        assert ([r["run"] for r in listed["runs"]], [r["run"] for r in listed["pending"]]) == ([run], [waiting])
         api.end(signal.SIGKILL)
         process = supervisor(home, run)
         assert process.is_running()

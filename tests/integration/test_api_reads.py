@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -20,12 +22,13 @@ from node_runs import BEGAN, HOUR, drift, gradient, node_run, store_run
 from sample_runs import sample_run
 from tandem.cli.app import main
 from tandem.db import store
-from tandem.db.engine import connect
+from tandem.db.engine import connect, open_connection
 from tandem.db.sink import Sink
 from tandem.export import TABLES, export_run
 from tandem.ids import new_run_id
 from tandem.records import EvaluationRecord, RunRecords
 from tandem_api.answers import catalogue, nodes, runs, summary
+from tandem_api.reads import store as store_module
 
 EVIL = "<i>&\u202e'\"; DROP TABLE runs; --"
 BAD = sample_run(seed=2, rows=60, steps=20)
@@ -292,6 +295,29 @@ def test_health_needs_no_token(api: Served) -> None:
     assert str(BAD.run.run_id) not in text
     assert "\ntandem_api_database_up 1.0\n" in text
     assert 'tandem_fleet_nodes{verdict="' in text
+
+
+def test_no_question_waits_longer_than_its_time(database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small or whole, behind a lock that somebody holds: the database gives it up. Who finds every connection in use is
+    told so, and whoever has one gets the answer."""
+    monkeypatch.setattr(store_module, "WAIT_S", 0.2)
+    began, run = time.monotonic(), BAD.run.run_id
+    with open_connection(database) as other:  # a transaction, which ends with the lock
+        other.execute("LOCK TABLE runs")
+        with serving(database, pool=1, query_seconds=0.3, report_seconds=1) as api:
+            for path in ("/v1/runs", f"/v1/runs/{run}", f"/v1/runs/{run}/report"):
+                is_problem(api.client.get(path), 504, "too-slow")
+        with serving(database, pool=1) as api, ThreadPoolExecutor(1) as beside:
+            first = beside.submit(api.client.get, "/v1/runs")
+            engine = api.app.state.parts.store._engine
+            while not engine.pool.checkedout():
+                assert time.monotonic() - began < 60
+                time.sleep(0.01)
+            answer = api.client.get("/v1/runs")
+            is_problem(answer, 503, "busy")
+            assert int(answer.headers["retry-after"]) > 0
+            other.rollback()
+            assert first.result(60).status_code == 200
 
 
 def test_unknown_things_are_not_found(api: Served) -> None:

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
+from collections.abc import Callable
 from pathlib import Path
 
+import httpx2
 import pytest
+from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api_server import is_problem
 from tandem.errors import SetupError
 from tandem_api import pages
+from tandem_api.app import create_app
 from tandem_api.launch.launcher import Order, check
+from tandem_api.launch.local import QUEUE, LocalLauncher
 from tandem_api.problems import Problem
+from tandem_api.reads.store import Store
 from tandem_api.security.cluster import _Kept, expiry
 from tandem_api.security.limits import Rate, _host
-from tandem_api.security.local import token_file
+from tandem_api.security.local import LocalAuthenticator, token_file
+from tandem_api.settings import Settings
 
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 KEYS = st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(st.characters(exclude_characters="\x00", codec="utf-8")))
 
 
@@ -54,6 +65,63 @@ def test_a_rate_lets_a_burst_through_and_then_its_share() -> None:
     for name in "cdefg":
         rate.take(name)
     assert len(rate._buckets) == 2
+
+
+def application(folder: Path, settings: Settings | None = None, clock: Callable[[], float] = time.time) -> FastAPI:
+    """One that nobody has started, of a database that is nowhere."""
+    launcher = LocalLauncher(NOWHERE, NOWHERE, folder=folder)
+    return create_app(settings or Settings(), Store(NOWHERE), launcher, LocalAuthenticator("x" * 32, "me"), clock)
+
+
+def test_nothing_is_kept_or_limited_by_a_clock_that_can_be_set_back(tmp_path: Path) -> None:
+    """The list of nodes would stay as it is, and whoever was refused stay out, for as long as it was set back."""
+
+    def utc() -> float:
+        raise AssertionError("asked what time it is")
+
+    parts = application(tmp_path, clock=utc).state.parts
+    assert (parts.writes.take("a"), parts.strangers.take("a")) == (0, 0)
+    with pytest.raises(Problem, match="does not answer"):
+        asyncio.run(parts.fleet.lines())
+
+
+def test_only_this_machine_is_answered_where_that_is_set(tmp_path: Path) -> None:
+    app = application(tmp_path, Settings(loopback_only=True))
+
+    async def ask(client: str) -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=app, client=(client, 1))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as asking:
+            return await asking.get("/healthz")
+
+    for client in ("127.0.0.1", "127.1.2.3", "::1"):
+        assert asyncio.run(ask(client)).status_code == 200
+    for client in ("192.0.2.7", "2001:db8::7", ""):
+        is_problem(asyncio.run(ask(client)), 403, "not-this-machine")
+
+
+def test_the_seventeenth_run_waits_for_nothing_and_an_order_that_cannot_be_kept_is_none(tmp_path: Path) -> None:
+    """The launcher has not started, so that no run begins."""
+    launcher = LocalLauncher(NOWHERE, NOWHERE, folder=tmp_path)
+
+    async def launch(launcher: LocalLauncher) -> Problem | None:
+        try:
+            await launcher.launch(Order(), by="me", key=None)
+        except Problem as problem:
+            return problem
+        return None
+
+    async def all_of_them() -> list[Problem | None]:
+        return [await launch(launcher) for _ in range(QUEUE + 1)]
+
+    *taken, refused = asyncio.run(all_of_them())
+    assert taken == [None] * QUEUE
+    assert refused is not None
+    assert (refused.status, refused.name, int(refused.headers["Retry-After"]) > 0) == (429, "queue-full", True)
+    assert len(launcher.open()) == len(list(tmp_path.glob("*.json"))) == QUEUE
+    full = LocalLauncher(NOWHERE, NOWHERE, folder=tmp_path / "gone")
+    refused = asyncio.run(launch(full))
+    assert refused is not None
+    assert (refused.status, refused.name, full.open()) == (507, "disk", [])
 
 
 def test_what_is_kept_is_bounded_in_number_and_time() -> None:

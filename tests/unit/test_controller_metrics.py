@@ -67,6 +67,10 @@ def test_verdicts_are_counted_from_zero_and_reasons_are_bounded() -> None:
     assert len(reasons) <= REASONS + 2
     assert sum(found[name] for name in reasons) == 3 * REASONS
     assert not any("hostile" in name for name in reasons)
+    alerted = 'tandem_controller_runs_inconclusive_total{reason="reference_differs"}'
+    assert found[alerted] == 0
+    metrics.finished("suspect", PairRunStatus(verdict="inconclusive", reason="reference_differs"))
+    assert told(metrics)[alerted] == 1, "no suspect's words push out what an alert waits for"
 
 
 @pytest.mark.needs("prometheus")

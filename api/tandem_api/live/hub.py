@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from typing import Any
@@ -17,7 +17,7 @@ from uuid import UUID
 
 from tandem_api.launch.launcher import Launch, Launcher, State
 from tandem_api.live.events import BEGIN, END, Event, Place, comment, event
-from tandem_api.live.read import Standing, after, standings
+from tandem_api.live.read import News, Standing, after, standings
 from tandem_api.problems import Problem, away, log
 from tandem_api.reads.store import Store
 from tandem_api.settings import EventSettings
@@ -26,6 +26,8 @@ AT_ONCE = 4
 """Runs whose news are read at once."""
 AGAIN_S = 1.0
 """Wait before the database is asked again after it did not answer."""
+LEAST_S = 1.0
+"""Least time between two questions whether a client may still watch."""
 
 
 class Channel:
@@ -39,6 +41,8 @@ class Channel:
         self.head = BEGIN
         self.standing: Standing | None = None
         self.snapshots: dict[str, Event] = {}
+        self.gone = False
+        """The launcher knows nothing of the run."""
         self.clients = 0
         self._changed = asyncio.Event()
 
@@ -47,7 +51,7 @@ class Channel:
         return self.base is not None and self.base <= at
 
     def begin(self, at: Place) -> None:
-        """Somebody has read everything up to here: the poller goes on from it."""
+        """Somebody has read everything up to here, the newest place that is stored: the poller goes on from it."""
         if self.base is None:
             self.base = self.head = at
 
@@ -131,13 +135,31 @@ class Hub:
         if self.clients >= self.settings.clients:
             raise away("too many streams are open", "too-many-streams")
 
-    async def stream(self, run_id: UUID, start: Place) -> AsyncGenerator[bytes, None]:
-        """What is behind a place, and then what comes, up to the verdict."""
+    async def stream(
+        self, run_id: UUID, start: Place, still: Callable[[], Awaitable[object]], believed_s: float
+    ) -> AsyncGenerator[bytes, None]:
+        """What is behind a place, and then what comes, up to the verdict.
+
+        Args:
+            run_id: the run.
+            start: behind which place.
+            still: raises a problem once the client may not watch any more, which ends the stream: coming back tells it
+                why.
+            believed_s: how often that is asked.
+        """
         at, shown = start, dict[str, bytes]()
+        every = max(believed_s, LEAST_S)
+        due = time.monotonic() + every
         yield b"retry: 2000\n\n"
         with self._joined(run_id) as channel:
             while not self.closing:
                 news = channel.news()
+                if time.monotonic() >= due:
+                    try:
+                        await still()
+                    except Problem:
+                        return
+                    due = time.monotonic() + every
                 for snapshot in list(channel.snapshots.values()):
                     if shown.get(snapshot.kind) != snapshot.wire:
                         shown[snapshot.kind] = snapshot.wire
@@ -145,22 +167,24 @@ class Hub:
                 if channel.covers(at):
                     events = channel.behind(at)
                 else:
-                    caught_up = await self._catch_up(channel, at)
-                    if caught_up is None:
+                    found = await self._catch_up(channel, at)
+                    if found is None:
                         await self._wait(news, AGAIN_S)
                         continue
-                    events, more = caught_up
-                    if not more:
-                        channel.begin(events[-1].place or at if events else at)
+                    events = found.events
+                    if not found.more:
+                        channel.begin(found.tip)
+                        at = max(at, found.tip)
                 if events:
-                    at = events[-1].place or at
+                    at = max(at, events[-1].place or at)
                     yield b"".join(each.wire for each in events)
                     if at >= END:
                         return
-                elif channel.covers(at) and not await self._wait(news, self.settings.ping_seconds):
+                # Also where the ring does not cover the place: whoever names one that the run has not reached waits.
+                elif not await self._wait(news, min(self.settings.ping_seconds, max(0.0, due - time.monotonic()))):
                     yield comment("alive")
 
-    async def _catch_up(self, channel: Channel, at: Place) -> tuple[list[Event], bool] | None:
+    async def _catch_up(self, channel: Channel, at: Place) -> News | None:
         """Read from the database; None if it does not answer."""
         try:
             return await self._store.ask(after, channel.run_id, at)
@@ -233,11 +257,15 @@ class Hub:
             if launch is not None and launch.state is State.FAILED:
                 channel.add([failed(launch)])
                 channel.wake()
+            elif launch is None and channel.gone:  # before the database was asked, so nothing can be on its way there
+                channel.add([deleted(channel.run_id)])
+                channel.wake()
             return
         more = True
         while more:
-            events, more = await self._store.ask(after, channel.run_id, channel.head)
-            channel.add(events)
+            found = await self._store.ask(after, channel.run_id, channel.head)
+            channel.add(found.events)
+            more = found.more
             channel.wake()
         # What came between the two questions is told with the next standing.
         channel.standing = standing
@@ -245,6 +273,7 @@ class Hub:
     def _tell_launch(self, channel: Channel) -> None:
         """What the launcher says of the run, which the database may not know yet."""
         launch = self._launcher.find(channel.run_id)
+        channel.gone = launch is None
         if launch is None:
             return
         if channel.show(event("conditions", conditions_json(launch))):
@@ -277,3 +306,9 @@ def failed(launch: Launch) -> Event:
     """The end of what never became a run."""
     value = {"run": str(launch.run_id), "state": str(launch.state), "reason": launch.reason, "message": launch.message}
     return event("failed", value, END)
+
+
+def deleted(run_id: UUID) -> Event:
+    """The end of a launch that is there no more, and of which nothing was stored."""
+    message = "it was deleted before anything of it was stored"
+    return event("failed", {"run": str(run_id), "state": "failed", "reason": "cancelled", "message": message}, END)

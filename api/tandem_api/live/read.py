@@ -46,6 +46,12 @@ FROM attempts a LEFT JOIN attempt_totals t USING (run_id, attempt)
 WHERE a.run_id = :run_id AND a.attempt >= :attempt ORDER BY a.attempt
 """
 )
+_NEWEST = text(
+    """
+SELECT a.attempt, a.state, t.last_step FROM attempts a LEFT JOIN attempt_totals t USING (run_id, attempt)
+WHERE a.run_id = :run_id ORDER BY a.attempt DESC LIMIT 1
+"""
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +82,28 @@ def standings(conn: Connection, run_ids: Sequence[UUID]) -> dict[UUID, Standing]
     }  # fmt: skip
 
 
-def after(conn: Connection, run_id: UUID, start: Place = BEGIN) -> tuple[list[Event], bool]:
-    """The events of a run behind a place, in their order, and whether there are more.
+@dataclass(frozen=True, slots=True)
+class News:
+    """What one question found behind a place."""
+
+    events: list[Event]
+    """In their order."""
+    more: bool
+    """Whether there are more."""
+    tip: Place
+    """No event that the run has yet stands behind it; by what is stored, never by what was asked."""
+
+
+def after(conn: Connection, run_id: UUID, start: Place = BEGIN) -> News:
+    """The events of a run behind a place.
 
     Mismatches of the steps that are stored; behind them the progress up to the last step; of an attempt that has ended
     also what its last, unfinished step left, and how it ended; and at last the verdict.
     """
     standing = standings(conn, [run_id]).get(run_id)
-    if standing is None or start >= END:
-        return [], False
+    tip = BEGIN if standing is None else _tip(conn, run_id, standing)
+    if standing is None or start >= tip:
+        return News([], False, tip)
     out: list[Event] = []
     for row in conn.execute(_ATTEMPTS, {"run_id": run_id, "attempt": start.attempt}).all():
         begin = start if row.attempt == start.attempt else Place(row.attempt)
@@ -97,7 +116,7 @@ def after(conn: Connection, run_id: UUID, start: Place = BEGIN) -> tuple[list[Ev
         found, more = _mismatches(conn, run_id, begin, upto)
         out += found
         if more:
-            return out, True
+            return News(out, True, tip)
         last = row.last_step
         if last is not None and (at := Place(row.attempt, last, AFTER_ROWS)) > begin:
             newest = standing.progress is not None and standing.progress.attempt == row.attempt
@@ -113,7 +132,18 @@ def after(conn: Connection, run_id: UUID, start: Place = BEGIN) -> tuple[list[Ev
         }  # fmt: skip
         out.append(event("verdict", verdict, END))
     # Rows of an unfinished step, told after its attempt ended, stand before that end: keep the order of places.
-    return sorted(out, key=lambda e: e.place or BEGIN), False
+    return News(sorted(out, key=lambda e: e.place or BEGIN), False, tip)
+
+
+def _tip(conn: Connection, run_id: UUID, standing: Standing) -> Place:
+    if standing.state == "finished":
+        return END
+    row = conn.execute(_NEWEST, {"run_id": run_id}).one_or_none()
+    if row is None:
+        return BEGIN
+    if row.state != "running":
+        return Place(row.attempt, AFTER_STEPS, 0)
+    return Place(row.attempt, -1, 1) if row.last_step is None else Place(row.attempt, row.last_step, AFTER_ROWS)
 
 
 def progress_event(conn: Connection, run_id: UUID, standing: Standing) -> dict[str, Any]:

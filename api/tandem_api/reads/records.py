@@ -28,6 +28,11 @@ def exists(conn: Connection, run_id: UUID) -> bool:
     return bool(conn.scalar(select(sql_exists().where(Run.run_id == run_id))))
 
 
+def stored(conn: Connection, run_ids: Sequence[UUID]) -> set[UUID]:
+    """Which of these runs there are."""
+    return set(conn.scalars(select(Run.run_id).where(Run.run_id.in_(run_ids))))
+
+
 def page(
     conn: Connection,
     kind: Kind,

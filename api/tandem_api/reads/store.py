@@ -22,7 +22,9 @@ T = TypeVar("T")
 WAIT_S = 5.0
 """How long a question waits for one of the connections."""
 WHOLE_AT_ONCE = 2
-"""Reports, summaries and exports under way at once: each holds a whole run, or a cursor."""
+"""Reports and summaries under way at once: each holds a whole run."""
+EXPORTS_AT_ONCE = 2
+"""Exports: each holds a cursor for as long as its client reads, so no report waits for them."""
 QUIET_S = 1.0
 """After a failed connection nobody tries again for so long: a database that comes back is not met by a crowd."""
 CANCELLED = "57014"
@@ -67,8 +69,9 @@ class Store:
             isolation_level="REPEATABLE READ",
             connect_args=arguments,
         )
-        self._whole: Engine = connect(url, statement_timeout_s=whole_s, pool_size=WHOLE_AT_ONCE + 2)
+        self._whole: Engine = connect(url, statement_timeout_s=whole_s, pool_size=WHOLE_AT_ONCE + EXPORTS_AT_ONCE + 2)
         self._gate = asyncio.Semaphore(WHOLE_AT_ONCE)
+        self._exports = asyncio.Semaphore(EXPORTS_AT_ONCE)
 
     async def ask(self, question: Callable[..., T], *args: Any, **more: Any) -> T:
         """Answer a question that takes a connection first, in one read-only snapshot.
@@ -88,7 +91,7 @@ class Store:
     async def whole(self, question: Callable[..., T], *args: Any) -> T:
         """Answer a question that reads a whole run and computes, in a thread; it takes a connection first."""
         self._check()
-        async with self._waited():
+        async with self._waited(self._gate):
             return await asyncio.to_thread(self._in_thread, question, args, False)
 
     async def write(self, decision: Callable[..., T], *args: Any) -> T:
@@ -109,7 +112,7 @@ class Store:
     async def snapshot(self) -> AsyncIterator[Connection]:
         """A connection for a thread that reads a whole run bit by bit."""
         self._check()
-        async with self._waited():
+        async with self._waited(self._exports):
             try:
                 conn = await asyncio.to_thread(self._open)
             except DBAPIError as error:
@@ -134,16 +137,16 @@ class Store:
     # -- below ---------------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def _waited(self) -> AsyncIterator[None]:
+    async def _waited(self, gate: asyncio.Semaphore) -> AsyncIterator[None]:
         try:
             async with asyncio.timeout(WAIT_S * 4):
-                await self._gate.acquire()
+                await gate.acquire()
         except TimeoutError:
             raise away("others are reading whole runs: try again later", "busy") from None
         try:
             yield
         finally:
-            self._gate.release()
+            gate.release()
 
     def _open(self) -> Connection:
         return self._whole.connect().execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Header, Query
 from starlette.responses import Response
 
 from tandem_api.live.events import BEGIN, END, place
-from tandem_api.parts import AppParts, CanGet
+from tandem_api.parts import AppParts, CanGet, StillCanGet
 from tandem_api.problems import invalid, not_found
 from tandem_api.reads.records import exists
 from tandem_api.routes.common import READ, RunId, problems
@@ -65,6 +65,7 @@ data: {"run":"0199a1b2-3c4d-7e5f-8a6b-7c8d9e0f1a2b","verdict":"mismatch","reason
 async def watch_run(
     parts: AppParts,
     _: CanGet,
+    still: StillCanGet,
     run_id: RunId,
     last_event_id: Annotated[
         str | None, Header(max_length=64, description="Id of the last event that was received: goes on behind it.")
@@ -84,7 +85,8 @@ async def watch_run(
     if parts.launcher.find(run_id) is None and not await parts.store.ask(exists, run_id):
         raise not_found(f"run {run_id}")
     return Streamed(
-        parts.hub.stream(run_id, start), "text/event-stream", send_s=parts.settings.events.send_seconds,
+        parts.hub.stream(run_id, start, still, parts.settings.auth_seconds), "text/event-stream",
+        send_s=parts.settings.events.send_seconds,
         headers={"X-Accel-Buffering": "no"},  # nginx and its kin would hold events back
         on_drop=parts.metrics.dropped.inc,
     )  # fmt: skip

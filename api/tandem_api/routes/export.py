@@ -67,7 +67,9 @@ async def export_table(
     name = f"tandem-{run_id}-{table.value}.{format.value}"
     chunks = await begun(stream(parts.store, run_id, table.value, format))
     headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-    return Streamed(chunks, MEDIA[format.value], send_s=PATIENCE_S, headers=headers)
+    return Streamed(
+        chunks, MEDIA[format.value], send_s=PATIENCE_S, whole_s=parts.settings.export_seconds, headers=headers
+    )
 
 
 class Stopped(Exception):  # noqa: N818

@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import HTMLResponse, Response
 
-from tandem.db.queries import load, runs_page
+from tandem.db.queries import RunSummaryRow, load, runs_page
 from tandem.lists_json import run_json
 from tandem.records import EvaluationRecord, MismatchRecord, RunRecords, StepRecord
 from tandem.report import run_page
@@ -19,7 +19,7 @@ from tandem.vocabulary import Arm, Cause, Kind, Module, Phase, ReplayClass, Verd
 from tandem_api import pages
 from tandem_api.answers.runs import EvaluationPage, LaunchAnswer, MismatchPage, RunAnswer, RunPage, StepPage
 from tandem_api.answers.summary import SummaryAnswer
-from tandem_api.launch.launcher import Launch, Order, State
+from tandem_api.launch.launcher import Launch, Order
 from tandem_api.parts import AppParts, CanCreate, CanDelete, CanGet, CanList, Json, Parts
 from tandem_api.problems import Problem, not_found
 from tandem_api.reads import records
@@ -116,18 +116,25 @@ async def runs_json(
     question = {"list": "runs", **filters, "since": since, "until": until}
     last = pages.key(question, page_token, [str])
     before = _uuid(last[0]) if last else None if until is None else _at(until)
-    found = await parts.store.ask(
-        runs_page, page_size + 1, **filters, before=before, not_before=None if since is None else _at(since)
-    )
+    everything = last is None and all(value is None for value in (*filters.values(), since, until))
+    open_ = parts.launcher.open() if everything else []
+    found, stored = await parts.store.ask(
+        _runs, page_size + 1, [x.run_id for x in open_], **filters, before=before,
+        not_before=None if since is None else _at(since),
+    )  # fmt: skip
     more = len(found) > page_size
     page = [run_json(run) for run in found[:page_size]]
-    pending: list[dict[str, Any]] = []
-    if last is None and all(value is None for value in (*filters.values(), since, until)):
-        stored = {run["run"] for run in page}
-        pending = [launch_json(x) for x in parts.launcher.open() if x.state is State.PENDING]
-        pending = [launch for launch in pending if launch["run"] not in stored]
+    pending = [launch_json(launch) for launch in open_ if launch.run_id not in stored]
     next_token = pages.token(question, [page[-1]["run"]]) if more else None
     return {"runs": page, "pending": pending, "next_page_token": next_token}
+
+
+def _runs(conn: Any, limit: int, launched: list[UUID], **filters: Any) -> tuple[list[RunSummaryRow], set[UUID]]:
+    """A page of runs, and which of those that were launched are stored: in one snapshot each is in one of both lists.
+
+    A launch that its supervisor, or the controller, has begun is stored only a while later.
+    """
+    return runs_page(conn, limit, **filters), records.stored(conn, launched) if launched else set()
 
 
 @router.get("/{run_id}", response_model=RunAnswer, responses=problems(404, *READ))

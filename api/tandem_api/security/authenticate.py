@@ -31,6 +31,11 @@ class Authenticator(Protocol):
     secret: str | None
     """The one token of this machine, with which sessions of browsers are proved; None: users have their own."""
 
+    def met(self, token: str) -> bool:
+        """Whether the token was found good before, so that who brings it is no stranger. Asks nobody, and says nothing
+        of now: it may have ended since.
+        """
+
     async def authenticate(self, token: str) -> User:
         """Whose token it is.
 

@@ -23,6 +23,8 @@ REVIEWS = "/apis/authentication.k8s.io/v1/tokenreviews"
 ACCESS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 REFUSED_S = 5.0
 """How long a refused token is remembered."""
+MET_S = 24 * 3600.0
+"""How long a token that was found good counts as met; its own end comes first."""
 LARGEST = 2048
 """Answers kept of each kind."""
 AT_ONCE = 16
@@ -39,7 +41,8 @@ class ClusterAuthenticator:
         namespace: whose PairRuns the rights are about.
         audiences: of which a token must name one; empty: the API server's own.
         believed_s: how long an answer is kept; a token's own end comes first.
-        clock: UTC seconds.
+        clock: UTC seconds, which only a token's own end is compared with.
+        monotonic: seconds that are never set back.
     """
 
     secret: str | None = None
@@ -52,21 +55,27 @@ class ClusterAuthenticator:
         *,
         believed_s: float = 30.0,
         clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kube, self._namespace, self._audiences = kube, namespace, audiences
         self._believed_s, self._clock = believed_s, clock
-        self._users: _Kept[User | None] = _Kept(LARGEST, clock)
-        self._rights: _Kept[bool] = _Kept(LARGEST, clock)
+        self._users: _Kept[User | None] = _Kept(LARGEST, monotonic)
+        self._met: _Kept[bool] = _Kept(LARGEST, monotonic)
+        self._rights: _Kept[bool] = _Kept(LARGEST, monotonic)
         self._gate = asyncio.Semaphore(AT_ONCE)
 
+    def met(self, token: str) -> bool:
+        return self._met.get(_digest(token))[0]
+
     async def authenticate(self, token: str) -> User:
-        key = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
+        key = _digest(token)
         known, user = self._users.get(key)
         if not known:
             user = await self._review(token)
             ends = expiry(token)
-            keep = min(self._believed_s, ends - self._clock() if ends is not None else self._believed_s)
-            self._users.put(key, user, REFUSED_S if user is None else keep)
+            left = MET_S if ends is None else ends - self._clock()
+            self._users.put(key, user, REFUSED_S if user is None else min(self._believed_s, left))
+            self._met.put(key, True, 0.0 if user is None else min(MET_S, left))
         if user is None:
             raise unauthenticated()
         return user
@@ -141,6 +150,10 @@ class _Kept(Generic[T]):
             self._items[key] = value, self._clock() + seconds
             while len(self._items) > self._largest:
                 self._items.popitem(last=False)
+
+
+def _digest(token: str) -> str:
+    return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
 
 
 def expiry(token: str) -> float | None:

@@ -144,7 +144,7 @@ class Rate:
     Args:
         burst: at once.
         per_minute: in the long run.
-        clock: seconds.
+        clock: monotonic seconds.
         largest: names remembered; the one that came longest ago goes first.
     """
 

@@ -22,8 +22,11 @@ class LocalAuthenticator:
         self._token = token.encode()
         self._user = User(user or getpass.getuser())
 
+    def met(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode("utf-8", "replace"), self._token)
+
     async def authenticate(self, token: str) -> User:
-        if not hmac.compare_digest(token.encode("utf-8", "replace"), self._token):
+        if not self.met(token):
             raise unauthenticated()
         return self._user
 

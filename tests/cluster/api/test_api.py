@@ -14,14 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from api_server import Served, is_problem, serving, watching
 from cluster.api.test_kube import NAMESPACES, with_crd
 from cluster.bare.tools import free_ports
 from cluster.handle import ApiServer, until
+from node_runs import BEGAN, HOUR, node_run, store_run
+from tandem.db.engine import connect
 from tandem.kube.client import Kube, Object
 from tandem.kube.paths import NODES, PAIRRUNS, Resource
+from tandem.kube.world import world
+from tandem.pairing.candidates import of_world
 from tandem.pairing.policy import read_policy
 from tandem.pairrun.names import run_id_of
 from tandem_api.launch.cluster import ANNOTATION_BY, ClusterLauncher
@@ -31,6 +36,7 @@ from tokens import forged, signed
 __all__ = ["with_crd"]
 pytestmark = pytest.mark.needs("api-server")
 ACCOUNTS = Resource("/api/v1", "serviceaccounts")
+QUOTAS = Resource("/api/v1", "resourcequotas")
 ROLES = Resource("/apis/rbac.authorization.k8s.io/v1", "roles")
 BINDINGS = Resource("/apis/rbac.authorization.k8s.io/v1", "rolebindings")
 VERBS = {
@@ -179,7 +185,7 @@ def test_a_token_that_has_expired_is_refused(api: Served, cluster: Cluster) -> N
 def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:
     """Not with the time for which an answer is believed; the clock of the cache is moved, not slept through."""
     token = cluster.token("editor", seconds=600)
-    ahead = [0.0]
+    ahead, back = [0.0], [0.0]
     asked: list[str] = []
     create = cluster.kube.create
 
@@ -188,7 +194,7 @@ def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:
         return create(path, body, **more)
 
     cluster.kube.create = counted  # type: ignore[method-assign]
-    clocks = {"clock": lambda: time.time() + ahead[0]}
+    clocks = {"clock": lambda: time.time() + ahead[0] - back[0], "monotonic": lambda: time.monotonic() + ahead[0]}
     with cluster.serve(token, believed_s=300.0, clocks=clocks) as api:
         for _ in range(5):
             assert api.client.get("/v1/runs").status_code == 200
@@ -205,6 +211,31 @@ def test_an_expired_token_ends_with_its_time(cluster: Cluster) -> None:
         ahead[0] = 601.0  # 301 + 300: the cache alone would still believe it
         assert api.client.get("/v1/runs").status_code == 200
         assert asked.count(REVIEWS) == 3, "asked again once the token itself says that it has ended"
+        back[0] = 1000.0
+        for more in (0.0, 301.0):
+            ahead[0] += more
+            back[0] += 10 * more
+            assert api.client.get("/v1/runs").status_code == 200
+        assert asked.count(REVIEWS) == 5, "a clock that is set back makes nothing be believed for longer"
+
+
+def test_strangers_do_not_lock_out_whom_the_cluster_let_in(cluster: Cluster) -> None:
+    """From the same address, as through an Ingress: also when the answer about a token is to be asked for anew. Who was
+    never seen waits, and so does a token that was good once."""
+    ahead = [0.0]
+    token, gone, new = cluster.token("editor"), cluster.token("viewer"), cluster.token("editor")
+    with cluster.serve(token, clocks={"monotonic": lambda: time.monotonic() + ahead[0]}) as api:
+        for mine in (token, gone):
+            assert api.client.get("/v1/runs", headers=bearer(mine)).status_code == 200
+        api.app.state.parts.strangers._clock = lambda: 0.0  # on a slow machine too nothing is forgotten meanwhile
+        cluster.kube.delete(ACCOUNTS.path(cluster.namespace, "viewer"))
+        statuses = [api.client.get("/v1/runs", headers=bearer(f"x{n}")).status_code for n in range(40)]
+        assert statuses[-1] == 429
+        ahead[0] = 31.0  # nothing is believed any more
+        assert api.client.post("/v1/runs", json={"node": cluster.sick}).status_code == 202
+        is_problem(api.client.get("/v1/runs", headers=bearer(gone)), 401, "unauthenticated")
+        is_problem(api.client.get("/v1/runs", headers=bearer(gone)), 429, "too-many")
+        is_problem(api.client.get("/v1/runs", headers=bearer(new)), 429, "too-many")
 
 
 def test_an_order_becomes_a_pairrun_once(api: Served, cluster: Cluster) -> None:
@@ -256,12 +287,36 @@ def test_a_run_is_seen_from_its_order_to_its_end(api: Served, cluster: Cluster) 
         assert (event.kind, event.data["reason"], event.data["message"]) == (
             "conditions", "NoReference", "nobody is like it",
         )  # fmt: skip
-    (waiting,) = api.get("/v1/nodes")["waiting"]
-    assert (waiting["run"], waiting["message"]) == (run, "nobody is like it")
-    assert [p["run"] for p in api.get("/v1/runs")["pending"]] == [run]
-    assert api.client.post(f"/v1/runs/{run}/cancel").status_code == 202
+        (waiting,) = api.get("/v1/nodes")["waiting"]
+        assert (waiting["run"], waiting["message"]) == (run, "nobody is like it")
+        assert [p["run"] for p in api.get("/v1/runs")["pending"]] == [run]
+        cluster.says(name, conditions=[{**condition, "type": "Running", "status": "True"}])
+        assert next(stream).data["state"] == "running"
+        (begun,) = api.get("/v1/runs")["pending"]
+        assert (begun["run"], begun["state"]) == (run, "running"), "in a list until it is stored"
+        assert api.client.post(f"/v1/runs/{run}/cancel").status_code == 202
+        *_, end = stream
+        assert (end.kind, end.data["reason"]) == ("failed", "cancelled"), "whoever watches is not left to wait"
     until("its end", lambda: cluster.pairruns() == [])
     until("it to be forgotten", lambda: api.client.get(f"/v1/runs/{run}").status_code == 404)
+
+
+def test_who_may_watch_no_more_is_not_shown_more(cluster: Cluster) -> None:
+    """A stream ends with the right to it, and with its token, and coming back tells why."""
+    viewer, editor = cluster.token("viewer"), bearer(cluster.token("editor"))
+    with cluster.serve(viewer, auth_seconds=1, believed_s=0.5) as api:
+        run = api.client.post("/v1/runs", json={"node": cluster.sick}, headers=editor).json()["run"]
+        with watching(api, run) as stream:
+            next(stream)
+            cluster.kube.delete(BINDINGS.path(cluster.namespace, "viewer"))
+            assert [e.kind for e in stream if e.kind != "conditions"] == []
+        is_problem(api.client.get(f"/v1/runs/{run}/events"), 403, "forbidden")
+        api.client.headers.update(editor)
+        with watching(api, run) as stream:
+            next(stream)
+            cluster.kube.delete(ACCOUNTS.path(cluster.namespace, "editor"))
+            assert [e.kind for e in stream if e.kind != "conditions"] == []
+        is_problem(api.client.get(f"/v1/runs/{run}/events"), 401, "unauthenticated")
 
 
 def test_what_the_cluster_would_refuse_is_told(api: Served, cluster: Cluster) -> None:
@@ -277,10 +332,44 @@ def test_what_the_cluster_would_refuse_is_told(api: Served, cluster: Cluster) ->
     assert cluster.pairruns() == []
 
 
+def test_a_quota_that_is_used_up_is_told(api: Served, cluster: Cluster) -> None:
+    """By whoever set it: what is full, and not that something is broken."""
+    amount = "count/pairruns.tandem.dev"
+    body = {"metadata": {"name": "few"}, "spec": {"hard": {amount: "1"}}}
+    cluster.kube.create(QUOTAS.path(cluster.namespace), body)
+    # The controller that sums up is not there: what it would have written.
+    cluster.kube.patch_status(QUOTAS.path(cluster.namespace, "few"), {"hard": {amount: "1"}, "used": {amount: "0"}})
+    order = {"node": cluster.sick}
+    until("the quota to be known", lambda: api.client.post("/v1/runs", json=order).status_code == 202)
+    answer = api.client.post("/v1/runs", json=order)
+    assert "few" in is_problem(answer, 403, "quota")["detail"]
+    assert len(cluster.pairruns()) == 1
+
+
 def test_candidates_of_the_cluster(api: Served, cluster: Cluster) -> None:
-    found = {c["node"]: c for c in api.get("/v1/candidates")["candidates"]}
-    assert found[cluster.sick]["reference"] == cluster.well
-    assert found[cluster.sick]["signs"] == ["cordoned"]
+    """With why that reference, and why no other node."""
+    cluster._node(other := f"other-{cluster.namespace}", cordoned=True)
+    try:
+        found = {c["node"]: c for c in api.get("/v1/candidates")["candidates"]}
+        wanted = {c.node: c for c in of_world(world(cluster.kube, print), read_policy({}))}
+    finally:
+        cluster.kube.delete(NODES.path(name=other))
+    sick = found[cluster.sick]
+    assert (sick["reference"], sick["signs"]) == (cluster.well, ["cordoned"])
+    assert sick == msgspec.to_builtins(wanted[cluster.sick])
+    assert sick["why"]
+    assert [p["message"] for p in sick["passed_over"] if p["node"] == other] != []
+
+
+def test_who_clears_a_node_is_whose_token_it_was(api: Served, cluster: Cluster) -> None:
+    engine = connect(cluster.database)
+    store_run(engine, node_run(kind="null", suspect="well-1", reference="well-2"))
+    store_run(engine, node_run(hits={3: 5}, began=BEGAN + HOUR))
+    engine.dispose()
+    answer = api.client.post("/v1/nodes/sick/clear", json={"reason": "a new board"})
+    assert answer.status_code == 200
+    (kept,) = answer.json()["decisions"]
+    assert kept["decided_by"] == f"system:serviceaccount:{cluster.namespace}:editor"
 
 
 def test_the_api_server_goes_away(cluster: Cluster) -> None:
@@ -288,6 +377,7 @@ def test_the_api_server_goes_away(cluster: Cluster) -> None:
     known, new = cluster.token("editor"), cluster.token("viewer")
     with cluster.serve(known) as api:
         assert api.client.get("/v1/runs").status_code == 200
+        assert api.client.post("/v1/runs", json={"node": cluster.sick}).status_code == 202
         cluster.server.stop("kube-apiserver")
         try:
             assert api.client.get("/v1/runs").status_code == 200
@@ -295,7 +385,9 @@ def test_the_api_server_goes_away(cluster: Cluster) -> None:
             is_problem(answer, 503, "authentication-away")
             assert int(answer.headers["retry-after"]) > 0
             refused = api.client.post("/v1/runs", json={"node": cluster.sick})
-            is_problem(refused, 503, refused.json()["type"].rsplit(":", 1)[1])
+            is_problem(refused, 503, "cluster-away")
+            assert int(refused.headers["retry-after"]) > 0
+            assert len(api.get("/v1/nodes")["waiting"]) == 1, "what was launched is known"
         finally:
             cluster.server.start("kube-apiserver")
         until("it to answer again", lambda: api.client.get("/v1/runs", headers=bearer(new)).status_code == 200)

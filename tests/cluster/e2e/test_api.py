@@ -121,16 +121,19 @@ def test_who_asks_must_be_known_to_the_cluster_and_may_do_what_its_roles_say(api
     assert pairruns(tandem) == []
 
 
-def test_it_reaches_names_the_api_server_and_postgresql_and_nothing_else(api: Api, tandem: Tandem) -> None:
-    pod = component(tandem, "api")
+@pytest.mark.parametrize("service", ["api", "controller"])
+def test_it_reaches_names_the_api_server_and_postgresql_and_nothing_else(tandem: Tandem, service: str) -> None:
+    pod = component(tandem, service)
     controller = component(tandem, "controller")["status"]["podIP"]
     targets = {
         "postgresql": (address(tandem, "pod", "tandem-postgres-0"), 5432),
         "postgresql's service": (address(tandem, "service", "tandem-postgres"), 5432),
-        "the controller's metrics": (controller, 8080),
-        "the controller's health": (controller, 8081),
         **of_the_cluster(tandem),
     }
+    targets |= {
+        "api": {"the controller's metrics": (controller, 8080), "the controller's health": (controller, 8081)},
+        "controller": {"the API": (component(tandem, "api")["status"]["podIP"], 8080)},
+    }[service]
     found = reached(tandem, pod["metadata"]["name"], f"tandem-postgres.{NAMESPACE}.svc", targets)
     assert found == {"dns", "postgresql", "postgresql's service", "api server", "api server's address"}
     spec = pod["spec"]["containers"][0]

@@ -24,20 +24,3 @@ secret:
 {{- include "tandem.databaseVolume" . -}}
 {{- end -}}
 {{- end -}}
-
-{{/* Peers of a NetworkPolicy that answer for names. */}}
-{{- define "tandem.dnsPeers" -}}
-{{- range .Values.worker.dns }}
-{{- if .cidr }}
-- ipBlock:
-    cidr: {{ .cidr }}
-{{- else }}
-- namespaceSelector:
-    matchLabels:
-      kubernetes.io/metadata.name: {{ .namespace }}
-  podSelector:
-    matchLabels:
-      {{- toYaml .labels | nindent 6 }}
-{{- end }}
-{{- end }}
-{{- end -}}
