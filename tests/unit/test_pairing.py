@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters import CORDONED, POLICY, node, spec, use, world
+from clusters import CORDONED, POLICY, node, spec, stored, use, world
 from tandem.errors import SpecError
 from tandem.pairing.choose import Claim, NoPairing, Pairing, World, choose
 from tandem.pairing.claims import claims
@@ -23,6 +23,7 @@ from tandem.pairing.nodes import (
     tolerated_taints,
 )
 from tandem.pairing.policy import read_policy
+from tandem.pairrun.spec import read_spec
 
 
 def pair(where: World, **values: Any) -> Pairing:
@@ -231,6 +232,23 @@ def test_hosts_of_multi_host_slices_are_refused_by_name(topology: str, chips: in
     else:
         assert isinstance(found, Pairing)
         assert (found.device, found.devices) == ("google.com/tpu", chips)
+
+
+WISHES: list[dict[str, Any]] = [
+    {}, {"workload": {"model": "small"}}, {"workload": {"model": "paper-16l", "durationSeconds": 60}},
+    {"workload": {"tp": 2}}, {"workload": {"tp": 8, "model": "paper-16l"}}, {"workload": {"weights": "/w"}},
+    {"kind": "null"}, {"resources": {"devices": "allocatable"}}, {"resources": {"device": "cpu"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=str)
+@pytest.mark.parametrize("gpus", [0, 1, 4, 8])
+def test_what_the_schema_fills_in_is_no_wish(wish: dict[str, Any], gpus: int) -> None:
+    """An API server stores each default as if the user had written it: it must change neither the run nor the pair."""
+    where = world(node("sick", gpus=gpus, cordoned=True), node("well", gpus=gpus), node("well-2", gpus=gpus))
+    written, full = read_spec(wish), read_spec(stored(wish))
+    assert written.run == full.run
+    assert choose(written, where, POLICY) == choose(full, where, POLICY)
 
 
 def test_impossible_tp_is_final() -> None:
