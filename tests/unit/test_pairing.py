@@ -12,10 +12,10 @@ from clusters import CORDONED, POLICY, node, spec, stored, use, world
 from tandem.errors import SpecError
 from tandem.pairing.choose import Claim, NoPairing, Pairing, World, choose
 from tandem.pairing.claims import claims
+from tandem.pairing.devices import multi_host_slice
 from tandem.pairing.nodes import (
     Node,
     Taint,
-    multi_host_slice,
     node_from,
     pod_use_from,
     quantity,
@@ -224,7 +224,7 @@ def test_hosts_of_multi_host_slices_are_refused_by_name(topology: str, chips: in
     tpu = {"labels": {"cloud.google.com/gke-tpu-topology": topology, "cloud.google.com/gke-tpu-accelerator": "v5e"}}
     amounts = {"capacity": {"google.com/tpu": float(chips)}, "allocatable": {"google.com/tpu": float(chips)}}
     sick, well = node("sick", cordoned=True, **tpu, **amounts), node("well", **tpu, **amounts)
-    assert multi_host_slice(sick, POLICY) is multi
+    assert multi_host_slice(sick, [sick, well], POLICY) is multi
     found = choose(spec(), world(sick, well), POLICY)
     if multi:
         assert isinstance(found, NoPairing)
@@ -232,6 +232,41 @@ def test_hosts_of_multi_host_slices_are_refused_by_name(topology: str, chips: in
     else:
         assert isinstance(found, Pairing)
         assert (found.device, found.devices) == ("google.com/tpu", chips)
+
+
+def tpu(name: str, offers: int, topology: str = "2x4", machine: str = "", chips: str = "", **more: Any) -> Node:
+    labels = {"cloud.google.com/gke-tpu-topology": topology, "cloud.google.com/gke-tpu-accelerator": "v5e"}
+    labels |= {"node.kubernetes.io/instance-type": machine} if machine else {}
+    labels |= {"cloud.google.com/gke-accelerator-count": chips} if chips else {}
+    amounts = {"google.com/tpu": float(offers)}
+    return node(name, labels=labels, capacity=amounts, allocatable=amounts, **more)
+
+
+@pytest.mark.parametrize(
+    ("offers", "labels", "others", "reason"),
+    [
+        (0, {}, (8,), "NoDevices"),
+        (0, {}, (0,), "NoDevices"),
+        (7, {}, (8,), "DevicesMissing"),
+        (7, {}, (7,), "DevicesMissing"),
+        (4, {}, (8,), "DevicesMissing"),
+        (4, {"machine": "ct5lp-hightpu-8t"}, (4,), "DevicesMissing"),
+        (4, {"chips": "8"}, (4,), "DevicesMissing"),
+        (0, {"machine": "ct5lp-hightpu-4t"}, (0,), "MultiHostSliceUnsupported"),
+        (0, {"chips": "4"}, (0,), "MultiHostSliceUnsupported"),
+        (0, {}, (4,), "MultiHostSliceUnsupported"),
+        (3, {}, (4,), "MultiHostSliceUnsupported"),
+    ],
+)
+def test_chips_that_a_plugin_dropped_make_no_slice_of_several_hosts(
+    offers: int, labels: dict[str, str], others: tuple[int, ...], reason: str
+) -> None:
+    """How many a host has is known from its labels or from its like, not from what it offers while it is sick."""
+    sick = tpu("sick", offers, cordoned=True, **labels)  # type: ignore[arg-type]
+    well = [tpu(f"well-{i}", n, **labels) for i, n in enumerate(others)]  # type: ignore[arg-type]
+    found = none(world(sick, *well))
+    assert found.reason == reason
+    assert ("of its 8 google.com/tpu" in found.message) is (reason == "DevicesMissing")
 
 
 WISHES: list[dict[str, Any]] = [

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tandem.pairing import nodes as n
+from tandem.pairing.devices import device_of, multi_host_slice, whole
 from tandem.pairing.nodes import Node, PodUse
 from tandem.pairing.policy import Policy
 from tandem.pairrun.spec import Device, PairRunSpec
@@ -149,7 +150,7 @@ def _not_a_suspect(
 ) -> tuple[str, str] | None:
     if (label := n.opted_out(node, policy)) is not None:
         return "OptedOut", f"{node.name} asks to be left alone ({label})"
-    if n.multi_host_slice(node, policy):
+    if multi_host_slice(node, world.nodes, policy):
         return "MultiHostSliceUnsupported", (
             f"{node.name} is one host of a TPU slice of several "
             f"({node.labels[policy.tpu_topology_label]}): such a host cannot compute alone"
@@ -172,8 +173,8 @@ def _not_a_suspect(
 def _partner(
     spec: PairRunSpec, world: World, policy: Policy, suspect: Node, reason: str, tolerations: Sequence[str]
 ) -> Pairing | NoPairing:
-    device = n.device_of(suspect, spec.resources.device)
-    count = _devices(spec, suspect, device)
+    device = device_of(suspect, spec.resources.device)
+    count = _devices(spec, suspect, device, policy)
     if isinstance(count, NoPairing):
         return count
     needs = _needs(spec, device, count)
@@ -236,7 +237,7 @@ def _not_a_reference(
         return "OptedOut", f"asks to be left alone ({label})"
     if signs := n.quarantine_signs(node, policy):
         return "Quarantined", f"quarantined itself ({', '.join(signs)})"
-    if n.multi_host_slice(node, policy):
+    if multi_host_slice(node, world.nodes, policy):
         return "MultiHostSliceUnsupported", "one host of a TPU slice of several cannot compute alone"
     if not node.ready:
         return "NodeNotReady", "not Ready"
@@ -277,19 +278,18 @@ def _no_reference(suspect: Node, passed: Sequence[PassedOver]) -> str:
 # -- devices and room --------------------------------------------------------------------------------
 
 
-def _devices(spec: PairRunSpec, suspect: Node, device: Device) -> int | NoPairing:
+def _devices(spec: PairRunSpec, suspect: Node, device: Device, policy: Policy) -> int | NoPairing:
     """How many devices each pod asks for."""
     tp = spec.run.tp if "tp" in spec.workload else None
     if device is Device.CPU:
         return spec.run.tp
-    capacity, allocatable = (int(q.get(device, 0)) for q in (suspect.capacity, suspect.allocatable))
+    allocatable = int(suspect.allocatable.get(device, 0))
     if not allocatable:
         return NoPairing("NoDevices", f"{suspect.name} offers no {device}: is its device plugin running?")
-    whole = max(capacity, _labelled(suspect, device))
-    if spec.resources.devices == "all" and allocatable < whole:
+    if spec.resources.devices == "all" and allocatable < (has := whole(suspect, device, policy)):
         return NoPairing(
             "DevicesMissing",
-            f"{suspect.name} offers {allocatable} of its {whole} {device}: "
+            f"{suspect.name} offers {allocatable} of its {has} {device}: "
             "run on what is left with resources.devices: allocatable",
         )
     if tp is not None and tp != allocatable:
@@ -300,12 +300,6 @@ def _devices(spec: PairRunSpec, suspect: Node, device: Device) -> int | NoPairin
             final=True,
         )
     return allocatable
-
-
-def _labelled(node: Node, device: Device) -> int:
-    """Devices that the node's labels speak of, for a plugin that dropped a sick one from the capacity too."""
-    count = node.labels.get("nvidia.com/gpu.count", "") if device is Device.NVIDIA else ""
-    return int(count) if count.isdigit() else 0
 
 
 def _needs(spec: PairRunSpec, device: Device, count: int) -> dict[str, float]:

@@ -9,15 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.pairing.policy import Policy, Signal
-from tandem.pairrun.spec import Device
 
-ACCELERATORS = (Device.NVIDIA, Device.AMD, Device.TPU)
-ACCELERATOR_LABELS = {
-    Device.NVIDIA: ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "cloud.google.com/gke-accelerator"),
-    Device.AMD: ("amd.com/gpu.product-name", "amd.com/gpu.device-id"),
-    Device.TPU: ("cloud.google.com/gke-tpu-accelerator",),
-}
-"""Labels by which a node says that it has such devices, whatever its device plugin offers at the moment."""
 CORDON_TAINT = "node.kubernetes.io/unschedulable"
 """Set by Kubernetes on a cordoned node."""
 _TAINTS = ("taint", "unschedulable")
@@ -143,6 +135,11 @@ def quantity(text: Any) -> float:
     return value if math.isfinite(value) else 0.0
 
 
+def count(text: str | None) -> int:
+    """A label's value as a number; 0 for what is none."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else 0
+
+
 def quantities(values: Mapping[str, Any]) -> dict[str, float]:
     return {str(name): quantity(value) for name, value in values.items()}
 
@@ -221,23 +218,3 @@ def unlike(one: Node, other: Node, policy: Policy) -> str | None:
 
 def _shown(value: str | None) -> str:
     return "absent" if value is None else value
-
-
-def multi_host_slice(node: Node, policy: Policy) -> bool:
-    """Whether the node is one host of a TPU slice of several: its topology has more chips than the node."""
-    topology = node.labels.get(policy.tpu_topology_label)
-    if topology is None or not re.fullmatch(r"\d+(x\d+)*", topology):
-        return False
-    chips = math.prod(int(part) for part in topology.split("x"))
-    return chips > max(node.capacity.get(Device.TPU, 0), node.allocatable.get(Device.TPU, 0))
-
-
-def device_of(node: Node, asked: Device) -> Device:
-    """The kind of device that a pod on this node asks for."""
-    if asked is not Device.AUTO:
-        return asked
-    for device in ACCELERATORS:
-        labelled = any(label in node.labels for label in ACCELERATOR_LABELS[device])
-        if node.capacity.get(device, 0) or node.allocatable.get(device, 0) or labelled:
-            return device
-    return Device.CPU
