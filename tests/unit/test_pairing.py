@@ -50,6 +50,11 @@ SIGNS: list[tuple[str, dict[str, Any]]] = [
      {"taints": (Taint("sagemaker.amazonaws.com/node-health-status", "x", "NoSchedule"),)}),
     ("label k8saas.nvidia.com/cordon-by=NVSentinel", {"labels": {"k8saas.nvidia.com/cordon-by": "NVSentinel"}}),
     ("label autopilot.ibm.com/gpuhealth=EVICT", {"labels": {"autopilot.ibm.com/gpuhealth": "EVICT"}}),
+    ("taint aiinfra/nccl-healthcheck", {"taints": (Taint("aiinfra/nccl-healthcheck", "x", "NoSchedule"),)}),
+    ("taint tandem.dev/sdc-confirmed", {"taints": (Taint("tandem.dev/sdc-confirmed", "true", "NoSchedule"),)}),
+    *((f"label aiinfra/gpu-healthcheck-result={word}", {"labels": {"aiinfra/gpu-healthcheck-result": word}})
+      for word in ("fail", "failed", "FAIL", "FAILED")),
+    ("condition NVLinkStatusInactive=True", {"conditions": {"NVLinkStatusInactive": "True"}}),
     ("label tandem.dev/quarantined=true", {"labels": {"tandem.dev/quarantined": "true"}}),
     ("condition AcceleratedHardwareReady=False", {"conditions": {"AcceleratedHardwareReady": "False"}}),
     ("condition GPUMissing=True", {"conditions": {"GPUMissing": "True"}}),
@@ -105,6 +110,18 @@ UNLIKE: list[tuple[str, dict[str, Any]]] = [
     ("nvidia.com/mig.strategy", {"labels": {"nvidia.com/mig.strategy": "single"}}),
     ("cloud.google.com/gke-tpu-accelerator", {"labels": {"cloud.google.com/gke-tpu-accelerator": "v5e"}}),
     ("feature.node.kubernetes.io/cpu-model.id", {"labels": {"feature.node.kubernetes.io/cpu-model.id": "85"}}),
+    ("nvidia.com/gpu.count", {"labels": {"nvidia.com/gpu.count": "8"}}),
+    ("amd.com/gpu.product-name", {"labels": {"amd.com/gpu.product-name": "AMD_Instinct_MI250_OAM"}}),
+    ("amd.com/gpu.device-id", {"labels": {"amd.com/gpu.device-id": "740c"}}),
+    ("amd.com/gpu.cu-count", {"labels": {"amd.com/gpu.cu-count": "304"}}),
+    ("amd.com/gpu.vram", {"labels": {"amd.com/gpu.vram": "64G"}}),
+    ("amd.com/gpu.driver-version", {"labels": {"amd.com/gpu.driver-version": "6.12.12"}}),
+    ("amd.com/gpu.compute-memory-partition", {"labels": {"amd.com/gpu.compute-memory-partition": "cpx_nps1"}}),
+    ("cloud.google.com/gke-accelerator", {"labels": {"cloud.google.com/gke-accelerator": "nvidia-l4"}}),
+    ("cloud.google.com/gke-tpu-topology", {"labels": {"cloud.google.com/gke-tpu-topology": "odd"}}),
+    ("feature.node.kubernetes.io/cpu-model.family", {"labels": {"feature.node.kubernetes.io/cpu-model.family": "6"}}),
+    ("feature.node.kubernetes.io/cpu-model.vendor_id",
+     {"labels": {"feature.node.kubernetes.io/cpu-model.vendor_id": "AMD"}}),
     ("nodeInfo.kernelVersion", {"info": {"kernelVersion": "6.2"}}),
     ("nodeInfo.containerRuntimeVersion", {"info": {"containerRuntimeVersion": "cri-o://1"}}),
 ]  # fmt: skip
@@ -118,6 +135,34 @@ def test_situation_5_unlike_nodes_never_pair_and_the_field_is_named(field: str, 
     assert passed.reason == "Unlike"
     assert field in passed.message
     assert field in found.message
+
+
+def test_every_field_of_likeness_and_every_sign_has_its_row() -> None:
+    """A line of the policy that nobody tried may be misspelt, and does nothing."""
+    fields = {*POLICY.likeness.labels, *(f"nodeInfo.{name}" for name in POLICY.likeness.node_info)}
+    assert {field for field, _ in UNLIKE} == fields
+    signs = {signal.key or "cordoned" for signal in POLICY.quarantine}
+    tried = {
+        (signal.key or "cordoned")
+        for signal in POLICY.quarantine
+        for _, values in SIGNS
+        if quarantine_signs(node("n", **values), POLICY.model_copy(update={"quarantine": [signal]}))
+    }
+    assert tried == signs
+
+
+@pytest.mark.parametrize("device", ["nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"])
+@pytest.mark.parametrize(("mine", "theirs"), [(8, 16), (8, 4), (16, 8)])
+def test_nodes_with_another_number_of_devices_are_unlike(device: str, mine: int, theirs: int) -> None:
+    """Whatever labels they carry: not every labeller counts."""
+
+    def of(name: str, count: int, **more: Any) -> Node:
+        amounts = {device: float(count)}
+        return node(name, capacity=amounts, allocatable=amounts, **more)
+
+    found = none(world(of("sick", mine, cordoned=True), of("other", theirs)))
+    assert why(found)["other"] == "Unlike"
+    assert f"number of {device} ({mine}, {theirs})" in found.message
 
 
 def test_likeness_fields_and_signs_are_data() -> None:

@@ -243,6 +243,8 @@ def _not_a_reference(
         return "NodeNotReady", "not Ready"
     if (field_ := n.unlike(suspect, node, policy)) is not None:
         return "Unlike", f"differs from {suspect.name} in {field_}"
+    if (counts := _other_count(spec, suspect, node, policy)) is not None:
+        return "Unlike", f"differs from {suspect.name} in its number of {counts}"
     if (taint := n.untolerated(node, tolerations, policy)) is not None:
         return "UntoleratedTaint", f"the taint {taint} keeps pods off it"
     for claim in world.claims:
@@ -300,6 +302,15 @@ def _devices(spec: PairRunSpec, suspect: Node, device: Device, policy: Policy) -
             final=True,
         )
     return allocatable
+
+
+def _other_count(spec: PairRunSpec, suspect: Node, node: Node, policy: Policy) -> str | None:
+    """Both nodes' numbers of devices where they differ: kernels and rings follow them, and not every label tells."""
+    device = device_of(suspect, spec.resources.device)
+    if device is Device.CPU or spec.resources.devices != "all":
+        return None
+    mine, theirs = (whole(each, device, policy) for each in (suspect, node))
+    return None if mine == theirs else f"{device} ({mine}, {theirs})"
 
 
 def _needs(spec: PairRunSpec, device: Device, count: int) -> dict[str, float]:
