@@ -103,7 +103,7 @@ def test_situation_30_tolerations_name_their_keys_and_noexecute_has_no_time_limi
 
 
 def test_both_sides_run_the_same_spec_image_environment_and_devices() -> None:
-    sides = [pod(role, device=Device.NVIDIA, devices=8, run=RunSpec(tp=8)) for role in Role]
+    sides = [pod(role, device=Device.NVIDIA, devices=8, node_devices=9, run=RunSpec(tp=8)) for role in Role]
     containers = [there["containers"][0] for there in sides]
     assert containers[0]["image"] == containers[1]["image"]
     assert containers[0]["resources"] == containers[1]["resources"]
@@ -113,6 +113,7 @@ def test_both_sides_run_the_same_spec_image_environment_and_devices() -> None:
     assert {k: v for k, v in values[0].items() if k not in own} == {k: v for k, v in values[1].items() if k not in own}
     assert json.loads(values[0]["TANDEM_SPEC"] or "")["tp"] == 8
     assert values[0]["XLA_FLAGS"] == "--x"
+    assert values[0]["TANDEM_NODE_DEVICES"] == "9"
     for there in sides:
         assert {"user-weights", "user-cache"} <= {v["name"] for v in there["volumes"]}
 

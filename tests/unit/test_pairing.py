@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from clusters import CORDONED, POLICY, node, spec, stored, use, world
 from tandem.errors import SpecError
 from tandem.pairing.choose import Claim, NoPairing, Pairing, World, choose
 from tandem.pairing.claims import claims
-from tandem.pairing.devices import multi_host_slice
+from tandem.pairing.devices import Share, multi_host_slice
 from tandem.pairing.nodes import (
     Node,
     Taint,
@@ -23,7 +24,8 @@ from tandem.pairing.nodes import (
     tolerated_taints,
 )
 from tandem.pairing.policy import read_policy
-from tandem.pairrun.spec import read_spec
+from tandem.pairrun.spec import Device, read_spec
+from tandem.spec import RunSpec, preset_names, resolve
 
 
 def pair(where: World, **values: Any) -> Pairing:
@@ -236,7 +238,68 @@ def test_situation_23_a_node_with_7_of_8_gpus_is_named_at_once_or_paired_with_7(
     dropped = node("sick", gpus=8, cordoned=True, capacity={"nvidia.com/gpu": 7.0}, allocatable={"nvidia.com/gpu": 7.0})
     assert none(world(dropped, node("well", gpus=8))).reason == "DevicesMissing"
     left = pair(world(dropped, node("well", gpus=8)), resources={"devices": "allocatable"})
-    assert (left.devices, left.device) == (7, "nvidia.com/gpu")
+    assert left.share == Share(Device.NVIDIA, devices=7, tp=4, has=8)
+    assert left.suspect_reason == "cordoned; computes on 4 of its 8 nvidia.com/gpu"
+
+
+@pytest.mark.parametrize("counted", [7, 8])
+def test_a_label_that_follows_the_loss_does_not_make_the_node_unlike(counted: int) -> None:
+    """GPU feature discovery counts what the plugin offers: a run of what is left compares no numbers."""
+    amounts = {"nvidia.com/gpu": 7.0}
+    sick = node(
+        "sick",
+        gpus=8,
+        cordoned=True,
+        capacity=amounts,
+        allocatable=amounts,
+        labels={"nvidia.com/gpu.count": str(counted)},
+    )
+    found = pair(world(sick, node("well", gpus=8)), resources={"devices": "allocatable"})
+    assert (found.reference.name, found.share.devices, found.share.has) == ("well", 7, counted)
+    other = node("well", gpus=8, labels={"nvidia.com/gpu.product": "NVIDIA-A100"})
+    assert why(none(world(sick, other), resources={"devices": "allocatable"}))["well"] == "Unlike"
+    assert none(world(sick, node("well", gpus=8))).reason in ("NoReference", "DevicesMissing")
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("left", range(1, 9))
+def test_every_preset_runs_on_whatever_is_left(preset: str, left: int) -> None:
+    """On as many devices as it can be split over, and on no fewer."""
+    sick = node("sick", gpus=8, cordoned=True, allocatable={"nvidia.com/gpu": float(left)})
+    workload = {"model": preset}
+    found = pair(world(sick, node("well", gpus=8)), workload=workload, resources={"devices": "allocatable"})
+    fits = []
+    for tp in range(1, left + 1):
+        with suppress(SpecError):
+            resolve(RunSpec(model=preset, tp=tp))
+            fits.append(tp)
+    assert found.share == Share(Device.NVIDIA, devices=left, tp=max(fits), has=8)
+    assert ("of its 8" in found.suspect_reason) is (max(fits) < 8)
+
+
+@pytest.mark.parametrize(
+    ("workload", "offers", "outcome"),
+    [
+        ({"tp": 2}, 8, 2),
+        ({"tp": 4, "weights": "/w"}, 7, 4),
+        ({"weights": "/w"}, 8, 8),
+        ({"weights": "/w", "model": "llama3-8b"}, 7, 4),
+        ({"tp": 9, "weights": "/w"}, 8, ("ImpossibleTP", True)),
+        ({"tp": 8, "model": "paper-16l"}, 7, ("ImpossibleTP", False)),
+        ({"tp": 3}, 8, ("ImpossibleTP", True)),
+        ({"tp": 8}, 8, ("ImpossibleTP", True)),
+        ({"optimizer": [{"name": "colour", "value": "1"}]}, 8, ("InvalidSpec", True)),
+    ],
+)
+def test_what_a_tp_that_is_asked_for_comes_to(workload: dict[str, Any], offers: int, outcome: Any) -> None:
+    sick = node("sick", gpus=8, cordoned=True, allocatable={"nvidia.com/gpu": float(offers)})
+    where = world(sick, node("well", gpus=8))
+    found = choose(spec(workload=workload, resources={"devices": "allocatable"}), where, POLICY)
+    if isinstance(found, Pairing):
+        assert found.share == Share(Device.NVIDIA, devices=offers, tp=outcome, has=8)
+    else:
+        assert (found.reason, found.final) == outcome
+        assert "\n" not in found.message
 
 
 def test_a_device_plugin_that_is_gone_is_told_and_never_becomes_a_cpu_run() -> None:
@@ -276,7 +339,7 @@ def test_hosts_of_multi_host_slices_are_refused_by_name(topology: str, chips: in
         assert found.reason == "MultiHostSliceUnsupported"
     else:
         assert isinstance(found, Pairing)
-        assert (found.device, found.devices) == ("google.com/tpu", chips)
+        assert (found.share.device, found.share.devices) == ("google.com/tpu", chips)
 
 
 def tpu(name: str, offers: int, topology: str = "2x4", machine: str = "", chips: str = "", **more: Any) -> Node:
@@ -329,12 +392,6 @@ def test_what_the_schema_fills_in_is_no_wish(wish: dict[str, Any], gpus: int) ->
     written, full = read_spec(wish), read_spec(stored(wish))
     assert written.run == full.run
     assert choose(written, where, POLICY) == choose(full, where, POLICY)
-
-
-def test_impossible_tp_is_final() -> None:
-    sick, well = node("sick", gpus=8, cordoned=True), node("well", gpus=8)
-    found = none(world(sick, well), workload={"tp": 3})
-    assert (found.reason, found.final) == ("ImpossibleTP", True)
 
 
 def test_situations_4_and_8_a_null_pair_takes_two_healthy_nodes_and_a_swap_another_reference() -> None:

@@ -21,7 +21,12 @@ from tandem_controller import reasons
 CRD = Path(__file__).parents[2] / "deploy" / "helm" / "tandem" / "files" / "crd.yaml"
 PAGE = Path(__file__).parents[2] / "docs" / "pairrun.md"
 SOURCES = [
-    Path(__file__).parents[2] / p for p in ("common/tandem/pairing/choose.py", "controller/tandem_controller/plan.py")
+    Path(__file__).parents[2] / p
+    for p in (
+        "common/tandem/pairing/choose.py",
+        "common/tandem/pairing/devices.py",
+        "controller/tandem_controller/plan.py",
+    )
 ]
 SCHEMA: dict[str, Any] = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
@@ -47,7 +52,9 @@ def test_the_page_about_pairruns_has_the_fields_of_today_and_every_reason() -> N
     ours = {*reasons.WAITING.values(), *reasons.ADMISSION.values(), *reasons.DISRUPTED.values(), "device_gone"}
     assert ours <= told
     source = "\n".join(p.read_text(encoding="utf-8") for p in SOURCES)
-    named = set(re.findall(r'NoPairing\(\s*"(\w+)"', source)) | set(re.findall(r'return "([A-Z]\w+)", ', source))
+    named = set(re.findall(r'(?:NoPairing|NoShare)\(\s*"(\w+)"', source)) | set(
+        re.findall(r'return "([A-Z]\w+)", ', source)
+    )
     assert named, "the pattern must still fit the code"
     assert named <= told
 

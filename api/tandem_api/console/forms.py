@@ -30,7 +30,7 @@ HINTS = {
     "weights": "folder with config.json and safetensors, from the root; replaces the preset's model",
     "data": "text files from the root, one a line; none: Python's standard library",
     "tokenizer": "tokenizer.json or SentencePiece model, from the root; none: bytes",
-    "tp": "tensor-parallel ranks, one device each; empty: the node's devices, on CPUs 2",
+    "tp": "tensor-parallel ranks, one device each; empty: as many as fit, on CPUs 2",
     "steps": "optimizer steps; empty with a duration: time ends the run",
     "duration": "seconds; the step that is going on is finished",
     "seed": "of initial weights and data order",

@@ -26,7 +26,7 @@ TokenizerOption = Annotated[
 TpOption = Annotated[int | None, typer.Option(help="Tensor-parallel ranks, one device each.  [default: 2]")]
 NodeTpOption = Annotated[
     int | None,
-    typer.Option(help="Tensor-parallel ranks, one device each.  [default: the node's devices; on CPUs 2]"),
+    typer.Option(help="Tensor-parallel ranks, one device each.  [default: as many of the node's as fit; on CPUs 2]"),
 ]
 StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.  [default: 20]")]
 DurationOption = Annotated[float | None, typer.Option(metavar="SECONDS", help="End after this long.")]

@@ -1,14 +1,20 @@
-"""Which devices a node has, and how many: where its plugin dropped some, or is gone, the labels still know. Pure."""
+"""Which devices a node has and how many a pair takes. Pure.
+
+Where a plugin dropped a sick device, or is gone, the node's labels still know what it had.
+"""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+from tandem.errors import SpecError
 from tandem.pairing.nodes import Node, count
 from tandem.pairing.policy import Policy
-from tandem.pairrun.spec import Device
+from tandem.pairrun.spec import Device, PairRunSpec
+from tandem.spec import ModelConfig, Training, check_tp, degrees, resolve
 
 ACCELERATORS = (Device.NVIDIA, Device.AMD, Device.TPU)
 ACCELERATOR_LABELS = {
@@ -24,6 +30,88 @@ COUNT_LABELS = {
 """Labels that say how many."""
 MACHINE = "node.kubernetes.io/instance-type"
 _MACHINE_KIND = (MACHINE, "cloud.google.com/gke-tpu-accelerator")
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a pair takes of its nodes' devices."""
+
+    device: Device
+    devices: int
+    """How many of ``device`` each pod asks for; for CPU, the ranks."""
+    tp: int
+    """Tensor-parallel ranks, one device each."""
+    has: int
+    """How many the suspect's node has; for CPU, the ranks."""
+
+    @property
+    def sentence(self) -> str:
+        """What nobody must take for covered; empty if every device of the node computes."""
+        return f"computes on {self.tp} of its {self.has} {self.device}" if self.tp < self.has else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NoShare:
+    """Why a pair cannot take its devices here: a CamelCase reason and one sentence."""
+
+    reason: str
+    message: str
+    final: bool = False
+    """Whether waiting cannot help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What decides over how many devices a run can be split."""
+
+    model: ModelConfig
+    training: Training
+    known: bool
+    """False: weights are given whose preset is not named, and they are in the pods. The workers then say what fits."""
+
+
+def shape_of(spec: PairRunSpec) -> Shape | NoShare:
+    """The model and training shape of a request; `NoShare`: no run has such a shape, whatever its devices."""
+    run = spec.run
+    try:
+        model, training = resolve(run.model_copy(update={"tp": 1}))
+    except SpecError as error:
+        return NoShare("InvalidSpec", str(error), final=True)
+    return Shape(model, training, known=run.weights is None or "model" in run.model_fields_set)
+
+
+def share(spec: PairRunSpec, shape: Shape, suspect: Node, policy: Policy) -> Share | NoShare:
+    """How many devices each pod asks for, and how many of them compute: as many as the model can be split over.
+
+    `NoShare`: the node offers too few, or the request asks for what cannot be.
+    """
+    device, tp = device_of(suspect, spec.resources.device), spec.run.tp
+    asked = device is Device.CPU or "tp" in spec.workload
+    if asked and spec.run.weights is None:
+        try:
+            check_tp(shape.model, shape.training, tp)
+        except SpecError as error:
+            return NoShare("ImpossibleTP", str(error), final=True)
+    if device is Device.CPU:
+        return Share(device, tp, tp, tp)
+    offers, has = int(suspect.allocatable.get(device, 0)), whole(suspect, device, policy)
+    if not offers:
+        return NoShare("NoDevices", f"{suspect.name} offers no {device}: is its device plugin running?")
+    if spec.resources.devices == "all" and offers < has:
+        return NoShare(
+            "DevicesMissing",
+            f"{suspect.name} offers {offers} of its {has} {device}: "
+            "run on what is left with resources.devices: allocatable",
+        )
+    if asked and tp > offers:
+        return NoShare(
+            "ImpossibleTP", f"tp {tp} is more than the {offers} {device} of {suspect.name}: leave workload.tp out",
+            final=tp > has,
+        )  # fmt: skip
+    if not asked:
+        fits = degrees(shape.model, shape.training) if shape.known else [offers]
+        tp = max(degree for degree in fits if degree <= offers)
+    return Share(device, offers, tp, has)
 
 
 def device_of(node: Node, asked: Device) -> Device:

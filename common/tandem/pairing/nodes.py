@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -204,9 +204,16 @@ def opted_out(node: Node, policy: Policy) -> str | None:
     return f"{found.key}={node.labels[found.key]}" if found else None
 
 
-def unlike(one: Node, other: Node, policy: Policy) -> str | None:
-    """The first likeness field in which two nodes differ, with both values; None if they are alike."""
-    for label in policy.likeness.labels:
+def unlike(one: Node, other: Node, policy: Policy, but: Container[str] = ()) -> str | None:
+    """The first likeness field in which two nodes differ, with both values; None if they are alike.
+
+    Args:
+        one: a node.
+        other: another.
+        policy: the fields.
+        but: labels among them that do not count.
+    """
+    for label in (label for label in policy.likeness.labels if label not in but):
         mine, theirs = one.labels.get(label), other.labels.get(label)
         if mine != theirs:
             return f"{label} ({_shown(mine)}, {_shown(theirs)})"

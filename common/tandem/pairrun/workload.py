@@ -141,7 +141,8 @@ DESCRIPTIONS = {
     "weights": "Folder in the pods with Hugging Face config.json and safetensors. Default: random weights.",
     "data": "Text files in the pods to train on. Default: the source text of Python's standard library.",
     "tokenizer": "A tokenizer.json in the pods. Default: bytes.",
-    "tp": "Tensor-parallel ranks, one device each. Default: every device of the node; on CPUs 2.",
+    "tp": "Tensor-parallel ranks, one device each. Default: as many of the node's devices as the model can be "
+    "split over; on CPUs 2.",
     "steps": "Optimizer steps. Default: 20, or none if durationSeconds is given.",
     "duration": "Seconds after which the run ends with the step it is in.",
     "seed": "Of initial weights and data order.",

@@ -52,6 +52,25 @@ def test_whoever_names_no_tp_gets_every_device_of_the_node(hands: Hands, device:
         assert (attempt.device, attempt.devices) == (device, count)
 
 
+def test_situation_23_a_node_whose_plugin_dropped_a_device_runs_on_what_the_model_can_use_of_the_rest(
+    hands: Hands,
+) -> None:
+    """Both pods ask for what is left; the ranks are as many as the model can be split over, and the status says so."""
+    labels, count = KINDS["nvidia.com/gpu"]
+    seven = {"nvidia.com/gpu": str(count - 1)}
+    hands.node("sick", cordoned=True, labels=labels | {"nvidia.com/gpu.count": "7"}, capacity=seven)
+    hands.node("well", labels=labels, capacity={"nvidia.com/gpu": str(count)})
+    with leading(hands):
+        hands.create(resources={"devices": "allocatable"})
+        hands.wait_for(names.PAIRED, "True")
+        until("both Jobs", lambda: len(hands.jobs(1)) == 2)
+        assert [asked(job, "nvidia.com/gpu") for job in hands.jobs(1)] == [("7", 4)] * 2
+        status = hands.status()
+        assert (status.attempts[0].devices, status.attempts[0].tp) == (7, 4)
+        assert status.suspect is not None
+        assert status.suspect.reason == "cordoned; computes on 4 of its 7 nvidia.com/gpu"
+
+
 @pytest.mark.parametrize("more", [[], ["--tp", "8"]])
 def test_tandem_pair_asks_for_no_tp_that_was_not_given(hands: Hands, more: list[str]) -> None:
     two_nodes(hands, "nvidia.com/gpu")
