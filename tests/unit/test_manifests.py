@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from clusters import SETTINGS, attempt
 from tandem.pairrun.spec import Device
@@ -133,6 +134,18 @@ def test_the_suspect_may_reach_its_partners_port_and_dns_and_nobody_reaches_it()
     allowed, scraped = reference["spec"]["ingress"]
     assert scraped == {"ports": [{"protocol": "TCP", "port": 7734}]}
     assert allowed["from"][0]["podSelector"]["matchLabels"]["tandem.dev/role"] == "suspect"
+
+
+def test_no_rule_of_a_policy_is_open_to_everybody_by_an_empty_list() -> None:
+    """To Kubernetes no peer means every peer: settings that name none are refused."""
+    with pytest.raises(ValidationError, match="dns"):
+        Settings.model_validate({"namespace": "tandem", "worker": {"image": "worker:1", "dns": []}})
+    for policy in manifests.network_policies(attempt(), SETTINGS.worker):
+        for rule in [*policy["spec"].get("egress", []), *policy["spec"]["ingress"]]:
+            assert rule["ports"]
+            assert rule.get("to", True)
+            assert rule.get("from", True)
+        assert all("to" in rule for rule in policy["spec"].get("egress", []))
 
 
 def test_the_service_resolves_before_the_pods_are_ready() -> None:
