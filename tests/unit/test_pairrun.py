@@ -15,7 +15,7 @@ from tandem.pairrun import crd, generate, names, workload
 from tandem.pairrun.spec import MUTABLE, PairRunSpec, read_spec
 from tandem.pairrun.status import PairRunStatus, read_status, set_condition
 from tandem.spec import RunSpec
-from tandem.vocabulary import Kind, Role
+from tandem.vocabulary import Kind, Role, Workload
 from tandem_controller import reasons
 
 CRD = Path(__file__).parents[2] / "deploy" / "helm" / "tandem" / "files" / "crd.yaml"
@@ -57,6 +57,16 @@ def test_the_page_about_pairruns_has_the_fields_of_today_and_every_reason() -> N
     )
     assert named, "the pattern must still fit the code"
     assert named <= told
+
+
+@pytest.mark.parametrize("word", list(Workload))
+def test_every_workload_is_one_of_a_pairrun_and_the_page_refuses_none(word: Workload) -> None:
+    values = {"name": str(word)} | ({"questions": ["/q.jsonl"]} if word is Workload.FINETUNE else {})
+    assert read_spec({"workload": values}).run.workload is word
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"`{word}`" in page
+    assert "exists yet" not in page
+    assert "refused by name" not in page
 
 
 def test_every_field_of_a_run_spec_is_a_field_of_the_workload_or_of_the_pairrun() -> None:
