@@ -141,10 +141,9 @@ def _choose(d: Draft, spec: PairRunSpec) -> tuple[Pairing, RunSpec] | NoPairing:
             )
     if o.missing:
         return NoPairing("InputMissing", o.missing[0])
-    tolerations = [t.key for t in spec.template.tolerations]
     if d.status.suspect is not None:  # a further attempt is one more look at the same suspect
         spec = spec.model_copy(update={"suspect": NodeChoice(node_name=d.status.suspect.node)})
-    found = choose(spec, o.world, o.policy, tolerations)
+    found = choose(spec, o.world, o.policy)
     if isinstance(found, NoPairing):
         return found
     return found, spec.run.model_copy(update={"tp": found.share.tp})

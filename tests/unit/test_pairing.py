@@ -95,13 +95,37 @@ def test_the_suspects_pod_tolerates_each_key_of_the_policy_and_never_everything(
     assert not any("*" in key or not key for key in keys)
 
 
-def test_a_taint_that_nobody_named_is_told_before_a_pod_waits_for_ever() -> None:
-    sick = node("sick", cordoned=True, taints=(*CORDONED, Taint("team/private", "", "NoSchedule")))
-    found = none(world(sick, node("well")))
-    assert found.reason == "UntoleratedTaint"
-    assert "team/private" in found.message
-    tolerated = {"tolerations": [{"key": "team/private"}]}
-    assert isinstance(choose(spec(template=tolerated), world(sick, node("well")), POLICY, ["team/private"]), Pairing)
+PRIVATE = Taint("team/private", "a", "NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "taint", "enough"),
+    [
+        (None, PRIVATE, False),
+        ({"key": "team/private"}, PRIVATE, True),
+        ({"key": "team/other"}, PRIVATE, False),
+        ({"key": "team/private", "effect": "NoSchedule"}, PRIVATE, True),
+        ({"key": "team/private", "effect": "NoExecute"}, PRIVATE, False),
+        ({"key": "team/private", "operator": "Equal", "value": "a"}, PRIVATE, True),
+        ({"key": "team/private", "operator": "Equal", "value": "b"}, PRIVATE, False),
+        ({"key": "team/private", "operator": "Equal"}, PRIVATE, False),
+        ({"key": "team/private", "operator": "Equal"}, Taint("team/private", "", "NoExecute"), True),
+        (None, Taint("team/private", "a", "PreferNoSchedule"), True),
+    ],
+)
+@pytest.mark.parametrize("side", ["sick", "well"])
+def test_a_taint_that_keeps_a_pod_off_is_told_before_the_pod_waits_for_ever(
+    toleration: dict[str, Any] | None, taint: Taint, enough: bool, side: str
+) -> None:
+    """A toleration counts as the scheduler reads it: key, operator, value and effect."""
+    taints = {"sick": CORDONED, "well": ()}
+    taints[side] = (*taints[side], taint)
+    where = world(node("sick", cordoned=True, taints=taints["sick"]), node("well", taints=taints["well"]))
+    found = choose(spec(template={"tolerations": [toleration] if toleration else []}), where, POLICY)
+    assert isinstance(found, Pairing) is enough
+    if isinstance(found, NoPairing):
+        assert (found.reason if side == "sick" else why(found)["well"]) == "UntoleratedTaint"
+        assert f"{taint.key}=a:{taint.effect}" in found.message
 
 
 UNLIKE: list[tuple[str, dict[str, Any]]] = [
@@ -517,6 +541,9 @@ def test_a_pods_use_is_what_the_scheduler_counts() -> None:
     found = pod_use_from(obj)
     assert found is not None
     assert found.requests == pytest.approx({"cpu": 3.1, "nvidia.com/gpu": 2.0})
+    whole = pod_use_from(obj | {"spec": obj["spec"] | {"resources": {"requests": {"cpu": "6", "memory": "1Gi"}}}})
+    assert whole is not None
+    assert whole.requests == pytest.approx({"cpu": 6.1, "nvidia.com/gpu": 2.0, "memory": 2.0**30})
     for phase in ("Succeeded", "Failed"):
         assert pod_use_from({**obj, "status": {"phase": phase}}) is None
     assert pod_use_from({"metadata": {}, "spec": {}}) is None

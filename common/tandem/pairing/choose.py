@@ -81,14 +81,13 @@ class NoPairing:
     """Whether waiting cannot help."""
 
 
-def choose(spec: PairRunSpec, world: World, policy: Policy, tolerations: Sequence[str] = ()) -> Pairing | NoPairing:
+def choose(spec: PairRunSpec, world: World, policy: Policy) -> Pairing | NoPairing:
     """The pair for a request, or why there is none.
 
     Args:
         spec: the request.
         world: nodes, what runs on them, other runs' claims.
         policy: signs and likeness fields.
-        tolerations: taint keys that the spec's template tolerates on both pods.
     """
     named = _named(spec, world)
     if isinstance(named, NoPairing):
@@ -99,7 +98,7 @@ def choose(spec: PairRunSpec, world: World, policy: Policy, tolerations: Sequenc
     passed: list[PassedOver] = []
     why_not: list[NoPairing] = []
     for suspect, reason in _suspects(spec, world, policy, passed):
-        found = _partner(spec, shape, world, policy, suspect, reason, tolerations)
+        found = _partner(spec, shape, world, policy, suspect, reason)
         if isinstance(found, Pairing):
             return replace(found, passed_over=(*passed, *found.passed_over))
         why_not.append(found)
@@ -186,14 +185,13 @@ def _partner(
     policy: Policy,
     suspect: Node,
     reason: str,
-    tolerations: Sequence[str],
 ) -> Pairing | NoPairing:
     taken = share(spec, shape, suspect, policy)
     if isinstance(taken, NoShare):
         return NoPairing(taken.reason, taken.message, final=taken.final)
     needs = _needs(spec, taken)
-    tolerated = [*tolerations, *n.tolerated_taints(suspect, policy)]
-    if (taint := n.untolerated(suspect, tolerated, policy)) is not None:
+    asked = spec.template.tolerations
+    if (taint := n.untolerated(suspect, n.tolerated_taints(suspect, policy), asked, policy)) is not None:
         return NoPairing(
             "UntoleratedTaint",
             f"the taint {taint} keeps pods off {suspect.name}: add it to the policy's quarantine list, "
@@ -206,7 +204,7 @@ def _partner(
     for node in world.nodes:
         if node.name == suspect.name or not spec.reference.matches(node.name, node.labels):
             continue
-        why = _not_a_reference(spec, node, suspect, needs, world, policy, tolerations)
+        why = _not_a_reference(spec, node, suspect, needs, world, policy)
         if why is None:
             found.append(node)
         else:
@@ -244,7 +242,6 @@ def _not_a_reference(
     needs: Mapping[str, float],
     world: World,
     policy: Policy,
-    tolerations: Sequence[str],
 ) -> tuple[str, str] | None:
     if (label := n.opted_out(node, policy)) is not None:
         return "OptedOut", f"asks to be left alone ({label})"
@@ -256,7 +253,7 @@ def _not_a_reference(
         return "NodeNotReady", "not Ready"
     if (field_ := _unlike(spec, suspect, node, policy)) is not None:
         return "Unlike", f"differs from {suspect.name} in {field_}"
-    if (taint := n.untolerated(node, tolerations, policy)) is not None:
+    if (taint := n.untolerated(node, (), spec.template.tolerations, policy)) is not None:
         return "UntoleratedTaint", f"the taint {taint} keeps pods off it"
     for claim in world.claims:
         if claim.suspect == node.name:

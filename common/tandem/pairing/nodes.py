@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.pairing.policy import Policy, Signal
+from tandem.pairrun.spec import Toleration
 
 CORDON_TAINT = "node.kubernetes.io/unschedulable"
 """Set by Kubernetes on a cordoned node."""
@@ -106,7 +107,9 @@ def _pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
             largest = _most(largest, _add(running, requests(init)))
     for container in spec.get("containers") or []:
         running = _add(running, requests(container))
-    return _add(_most(running, largest), quantities(spec.get("overhead") or {}))
+    # What a pod asks for as a whole stands in place of its containers' sum.
+    whole = requests(spec) if spec.get("resources") else {}
+    return _add(_most(running, largest) | whole, quantities(spec.get("overhead") or {}))
 
 
 def _add(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
@@ -183,19 +186,30 @@ def tolerated_taints(node: Node, policy: Policy) -> list[str]:
     return sorted({key for key in named if key is not None and not key.endswith("*")} | there)
 
 
-def untolerated(node: Node, tolerated: Iterable[str], policy: Policy) -> str | None:
+def untolerated(node: Node, keys: Iterable[str], tolerations: Iterable[Toleration], policy: Policy) -> str | None:
     """The first taint that would keep a pod off the node, or throw it out; None if there is none.
 
     Args:
         node: the node.
-        tolerated: keys that the pod tolerates besides the device taints.
+        keys: taints that the pod tolerates whatever their value and effect, besides the device taints.
+        tolerations: those of the pod's template, which may be narrower.
         policy: names the device taints.
     """
-    known = {*tolerated, *policy.device_taints}
+    known, asked = {*keys, *policy.device_taints}, list(tolerations)
     for taint in node.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and taint.key not in known:
-            return taint.key
+        if taint.effect not in ("NoSchedule", "NoExecute") or taint.key in known:
+            continue
+        if not any(_tolerates(each, taint) for each in asked):
+            value = f"={taint.value}" if taint.value else ""
+            return f"{taint.key}{value}:{taint.effect}"
     return None
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """As the scheduler reads it: an effect or a value that is given must be the taint's."""
+    if toleration.key != taint.key or toleration.effect not in (None, taint.effect):
+        return False
+    return toleration.operator == "Exists" or (toleration.value or "") == taint.value
 
 
 def opted_out(node: Node, policy: Policy) -> str | None:
