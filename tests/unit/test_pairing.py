@@ -46,6 +46,8 @@ def why(found: Pairing | NoPairing) -> dict[str, str]:
 
 SIGNS: list[tuple[str, dict[str, Any]]] = [
     ("cordoned", {"cordoned": True}),
+    *((f"taint nvidia.com/{end}", {"taints": (Taint(f"nvidia.com/{end}", "true", "NoSchedule"),)})
+      for end in ("gpu-error", "gpu-xid-error", "gpu-nvlink-error", "syslog-xid-error")),
     ("taint nvidia.com/gpu-xid", {"taints": (Taint("nvidia.com/gpu-xid", "", "NoSchedule"),)}),
     ("taint aiinfra/gpu-healthcheck", {"taints": (Taint("aiinfra/gpu-healthcheck", "x", "NoSchedule"),)}),
     ("taint sagemaker.amazonaws.com/node-health-status",
@@ -93,6 +95,17 @@ def test_the_suspects_pod_tolerates_each_key_of_the_policy_and_never_everything(
     keys = tolerated_taints(sick, POLICY)
     assert {"node.kubernetes.io/unschedulable", "nvidia.com/gpu-xid", "aiinfra/nccl-healthcheck"} <= set(keys)
     assert not any("*" in key or not key for key in keys)
+
+
+def test_what_remediation_may_add_while_the_pair_runs_is_tolerated_before_it_is_there() -> None:
+    """Else a NoExecute taint would evict the suspect; a key that the policy leaves open cannot be known before."""
+    named = {s.key for s in POLICY.quarantine if s.kind == "taint" and s.key is not None and not s.key.endswith("*")}
+    assert {"nvidia.com/gpu-xid-error", "nvidia.com/syslog-xid-error", "tandem.dev/sdc-confirmed"} <= named
+    before = tolerated_taints(node("sick", labels={"tandem.dev/quarantined": "true"}), POLICY)
+    assert named <= set(before)
+    assert "nvidia.com/gpu-of-our-own" not in before
+    after = tolerated_taints(node("sick", taints=(Taint("nvidia.com/gpu-of-our-own", "", "NoExecute"),)), POLICY)
+    assert "nvidia.com/gpu-of-our-own" in after
 
 
 PRIVATE = Taint("team/private", "a", "NoSchedule")
