@@ -72,7 +72,7 @@ def spec(**values: Any) -> PairRunSpec:
     return read_spec(stored(values))
 
 
-TEMPLATE = {
+TEMPLATE: dict[str, Any] = {
     "env": [{"name": "XLA_FLAGS", "value": "--x"}],
     "volumes": [
         {"name": "weights", "mountPath": "/weights", "persistentVolumeClaim": "weights"},
@@ -85,7 +85,7 @@ TEMPLATE = {
 
 def attempt(**values: Any) -> Attempt:
     """The third attempt of a PairRun with a template."""
-    asked = spec(template=TEMPLATE, **values.pop("spec", {}))
+    asked = spec(**({"template": TEMPLATE} | values.pop("spec", {})))
     fields: dict[str, Any] = {
         "pairrun": "check", "uid": "0a1b2c3d-0000-4000-8000-000000000001", "namespace": "tandem",
         "run_id": UUID(int=7), "number": 3, "spec": asked, "run": asked.run,
