@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -10,6 +11,7 @@ from uuid import UUID
 from tandem.pairing.choose import World
 from tandem.pairing.nodes import Node, PodUse, Taint
 from tandem.pairing.policy import read_policy
+from tandem.pairrun.crd import crd
 from tandem.pairrun.spec import Device, PairRunSpec, read_spec
 from tandem.vocabulary import Role
 from tandem_controller.manifests import Attempt
@@ -52,11 +54,25 @@ def world(*nodes: Node, **values: Any) -> World:
     return World(nodes=nodes, usage=usage, **values)
 
 
+SCHEMA: dict[str, Any] = crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+
+
+def stored(values: Any, schema: dict[str, Any] = SCHEMA) -> Any:
+    """A spec as an API server stores it: with the schema's defaults, which nobody can tell from what a user wrote."""
+    if isinstance(values, list):
+        return [stored(value, schema.get("items", {})) for value in values]
+    if not isinstance(values, dict):
+        return values
+    known = schema.get("properties", {})
+    full = {name: deepcopy(part["default"]) for name, part in known.items() if "default" in part} | values
+    return {name: stored(value, known.get(name, {})) for name, value in full.items()}
+
+
 def spec(**values: Any) -> PairRunSpec:
-    return read_spec(values)
+    return read_spec(stored(values))
 
 
-TEMPLATE = {
+TEMPLATE: dict[str, Any] = {
     "env": [{"name": "XLA_FLAGS", "value": "--x"}],
     "volumes": [
         {"name": "weights", "mountPath": "/weights", "persistentVolumeClaim": "weights"},
@@ -69,7 +85,7 @@ TEMPLATE = {
 
 def attempt(**values: Any) -> Attempt:
     """The third attempt of a PairRun with a template."""
-    asked = spec(template=TEMPLATE, **values.pop("spec", {}))
+    asked = spec(**({"template": TEMPLATE} | values.pop("spec", {})))
     fields: dict[str, Any] = {
         "pairrun": "check", "uid": "0a1b2c3d-0000-4000-8000-000000000001", "namespace": "tandem",
         "run_id": UUID(int=7), "number": 3, "spec": asked, "run": asked.run,
@@ -89,7 +105,7 @@ class Run:
                 "name": "check", "namespace": "tandem", "uid": "0a1b2c3d-0000-4000-8000-000000000001", "generation": 1,
                 "creationTimestamp": "2027-01-15T08:00:00Z",
             },
-            "spec": values or {},
+            "spec": stored(values or {}),
         }  # fmt: skip
         self.world = nodes or world(node("sick", cordoned=True), node("well"))
         self.facts = Facts(reachable=True)

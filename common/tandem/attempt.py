@@ -15,6 +15,8 @@ from tandem.records import (
 )
 from tandem.vocabulary import Arm, ControlName, Role
 
+NODE_DEVICES = "node_devices"
+"""Parity field of a run in a cluster: how many devices the suspect's node has; its pod may see fewer."""
 LEAST_REPEATS = 2
 """Self-replays below which nothing was repeated."""
 
@@ -56,6 +58,13 @@ def of_attempt(records: RunRecords, row: AttemptRow) -> Attempt:
 def parity_of(controls: list[ControlRecord]) -> dict[str, str]:
     """The reference's parity fields, as an attempt's control rows hold them."""
     return {c.subject: str(c.detail.get("reference", "")) for c in controls if c.name is ControlName.PARITY}
+
+
+def devices_of_node(controls: list[ControlRecord]) -> int:
+    """How many devices the suspect's node has, whatever the run computed on; 0: never told."""
+    told = parity_of(controls)
+    counts = (told.get(field, "") for field in ("device_count", NODE_DEVICES))
+    return max((int(t) for t in counts if t.isascii() and t.isdecimal() and len(t) < 7), default=0)
 
 
 def differs(a: Attempt) -> bool:

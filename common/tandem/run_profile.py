@@ -15,7 +15,7 @@ import msgspec
 
 from tandem import formats
 from tandem import summary_parts as parts
-from tandem.attempt import parity_of
+from tandem.attempt import devices_of_node
 from tandem.drift import DriftLine, drift_lines, spikes_of
 from tandem.frequency import Sums, sums
 from tandem.noise import Noise, noise
@@ -180,8 +180,7 @@ def _counted(records: RunRecords, facts: Sequence[AttemptFacts]) -> set[int]:
 
 
 def _device_count(records: RunRecords, counted: set[int]) -> int:
-    told = [parity_of([c for c in records.controls if c.attempt == a]).get("device_count", "") for a in counted]
-    return max((int(t) for t in told if t.isascii() and t.isdecimal() and len(t) < 7), default=0)
+    return max((devices_of_node([c for c in records.controls if c.attempt == a]) for a in counted), default=0)
 
 
 def _detail(

@@ -293,18 +293,26 @@ def check_tp(model: ModelConfig, training: Training, tp: int) -> None:
     Raises:
         SpecError: names the first quantity that ``tp`` does not divide, and the degrees that would do.
     """
-    parts = {
+    for name, value in _split(model, training).items():
+        if value % tp:
+            fits = " or ".join(map(str, degrees(model, training)))
+            raise SpecError(f"tp {tp} does not divide {name} ({value}) of {model.name}: use --tp {fits}")
+
+
+def degrees(model: ModelConfig, training: Training) -> list[int]:
+    """Every ``tp`` over which a run can be split, the least, 1, first."""
+    parts = _split(model, training).values()
+    return [tp for tp in range(1, model.kv_heads + 1) if all(n % tp == 0 for n in parts)]
+
+
+def _split(model: ModelConfig, training: Training) -> dict[str, int]:
+    """What tensor parallelism splits."""
+    return {
         "the KV heads": model.kv_heads,
         "the FFN width": model.ffn,
         "the vocabulary": model.vocab,
         "the sequence length": training.sequence,
     }
-    fits = [d for d in range(1, model.kv_heads + 1) if all(n % d == 0 for n in parts.values())]
-    for name, value in parts.items():
-        if value % tp:
-            raise SpecError(
-                f"tp {tp} does not divide {name} ({value}) of {model.name}: use --tp {' or '.join(map(str, fits))}"
-            )
 
 
 def validate(cls: type[T], values: Any, what: str) -> T:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 from tandem import formats
 from tandem import summary_parts as parts
-from tandem.records import MismatchRecord, RunRecords, RunRow
+from tandem.attempt import devices_of_node
+from tandem.records import ControlRecord, MismatchRecord, RunRecords, RunRow
 from tandem.sites import in_frequency
 from tandem.summary_drift import DriftSummary, summarise_drift
 from tandem.summary_drift import not_measured as drift_not_measured
@@ -234,6 +235,10 @@ def _control_name(control: ControlLine) -> str:
     return control.name.replace("_", " ") + side
 
 
+def _by_attempt(records: RunRecords) -> list[list[ControlRecord]]:
+    return [[c for c in records.controls if c.attempt == a.attempt] for a in records.attempts]
+
+
 def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
     """What a reader must not conclude from this run, most important first."""
     out = []
@@ -259,8 +264,10 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
         out.append(
             f"Whether {formats.plural(unplayed, 'mismatch', 'mismatches')} would repeat: outside the replay budget."
         )
-    tp = records.run.spec.get("tp")
-    if isinstance(tp, int) and s.devices and len(s.devices) < tp:
+    tp, has = records.run.spec.get("tp"), max((devices_of_node(c) for c in _by_attempt(records)), default=0)
+    if s.devices and has > len(s.devices):
+        out.append(f"{has - len(s.devices)} of the node's {has} devices: compared were {', '.join(s.devices)}.")
+    elif isinstance(tp, int) and s.devices and len(s.devices) < tp:
         out.append(f"Devices other than {', '.join(s.devices)}.")
     if not s.devices:
         out.append("Which devices were covered: no closing record names them.")

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from tandem.attempt import (
     Attempt,
     counted_tensors,
+    devices_of_node,
     differs,
     of_attempt,
     parity_of,
@@ -147,9 +148,15 @@ def _match_sentence(a: Attempt) -> str:
     hours = a.closing.device_seconds / 3600 if a.closing else 0.0
     share = zero_bound(steps, CONFIDENCE)
     return (
-        f"match: 0 of {elements:.3g} elements over {steps:,} steps and {hours:.2g} device-hours; "
+        f"match: 0 of {elements:.3g} elements over {steps:,} steps and {hours:.2g} device-hours{_some(a)}; "
         f"corruption in more than {100 * share:.2g} % of steps excluded at {100 * CONFIDENCE:.0f} %{_resumed(a)}"
     )
+
+
+def _some(a: Attempt) -> str:
+    """That a match says nothing of the node's other devices."""
+    covered, has = len(a.closing.devices) if a.closing else 0, devices_of_node(a.controls)
+    return f" on {covered} of the node's {has} devices" if covered < has else ""
 
 
 def _mismatch_sentence(attempts: list[Attempt]) -> str:

@@ -54,6 +54,8 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Reference only: directory of the local spool."""
     node: str = ""
     """Name of the node that it runs on, in a cluster."""
+    node_devices: int = 0
+    """How many devices the suspect's node has, those that its plugin dropped included; 0: those that are seen."""
     suspect_node: str = ""
     """Reference only: name of the node under test."""
     metrics_port: int | None = None

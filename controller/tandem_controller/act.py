@@ -181,9 +181,10 @@ def manifest_source(seen: Observed, told: AttemptStatus) -> Attempt:
     node = next((n for n in seen.world.nodes if n.name == told.suspect.node), node_from({"metadata": {}}))
     return Attempt(
         pairrun=seen.name, uid=seen.uid, namespace=seen.namespace, run_id=seen.run_id, number=told.number,
-        spec=seen.spec, run=seen.spec.run.model_copy(update={"tp": told.devices}),
+        spec=seen.spec, run=seen.spec.run.model_copy(update={"tp": told.ranks}),
         nodes={Role.SUSPECT: told.suspect.node, Role.REFERENCE: told.reference.node}, device=Device(told.device),
-        devices=told.devices, tolerated=tolerated_taints(node, seen.policy), device_taints=seen.policy.device_taints,
+        devices=told.devices, node_devices=told.node_devices,
+        tolerated=tolerated_taints(node, seen.policy), device_taints=seen.policy.device_taints,
     )  # fmt: skip
 
 
@@ -191,8 +192,8 @@ def _stored(seen: Observed, told: AttemptStatus) -> Stored:
     assert seen.spec is not None
     return Stored(
         run_id=seen.run_id, number=told.number, pairrun=seen.name, uid=seen.uid,
-        run=seen.spec.run.model_copy(update={"tp": told.devices}), reference=told.reference.node,
-        suspect=told.suspect.node, devices=told.devices, images=_images(told),
+        run=seen.spec.run.model_copy(update={"tp": told.ranks}), reference=told.reference.node,
+        suspect=told.suspect.node, devices=told.ranks, images=_images(told),
     )  # fmt: skip
 
 

@@ -37,13 +37,15 @@ class Attempt:
     number: int
     spec: PairRunSpec
     run: RunSpec
-    """The workers' spec, its ``tp`` the number of devices."""
+    """The workers' spec, its ``tp`` the number of devices that compute."""
     nodes: Mapping[Role, str]
     device: Device
     devices: int
     tolerated: Sequence[str]
     """Taint keys that the suspect's pod tolerates besides those of the template."""
     device_taints: Sequence[str]
+    node_devices: int = 0
+    """How many devices the suspect's node has, those that its plugin dropped included; 0: unknown."""
 
     def name(self, role: Role | None = None) -> str:
         """Name of a child."""
@@ -276,6 +278,8 @@ def _environment(attempt: Attempt, role: Role, settings: Settings) -> list[Manif
     }
     if role is Role.REFERENCE and settings.worker.metrics.enabled:
         values |= {"TANDEM_SUSPECT_NODE": attempt.nodes[Role.SUSPECT], "TANDEM_METRICS_PORT": str(names.METRICS_PORT)}
+    if attempt.device is not Device.CPU and attempt.node_devices:
+        values |= {"TANDEM_NODE_DEVICES": str(attempt.node_devices)}
     own = [{"name": name, "value": value} for name, value in values.items()]
     node = {"name": "TANDEM_NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
     asked = [{"name": e.name, "value": e.value} for e in attempt.spec.template.env]

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tandem.errors import SpecError
 from tandem.pairing.choose import NoPairing, Pairing, choose
 from tandem.pairrun import names
-from tandem.pairrun.spec import Device, NodeChoice, PairRunSpec
+from tandem.pairrun.spec import NodeChoice, PairRunSpec
 from tandem.pairrun.status import (
     AttemptStatus,
     Chosen,
@@ -22,7 +21,7 @@ from tandem.pairrun.status import (
     seconds,
     timestamp,
 )
-from tandem.spec import RunSpec, resolve
+from tandem.spec import RunSpec
 from tandem.vocabulary import REGULAR_ENDS, Role, Verdict
 from tandem_controller import ending, observed
 from tandem_controller.draft import Draft
@@ -142,19 +141,12 @@ def _choose(d: Draft, spec: PairRunSpec) -> tuple[Pairing, RunSpec] | NoPairing:
             )
     if o.missing:
         return NoPairing("InputMissing", o.missing[0])
-    tolerations = [t.key for t in spec.template.tolerations]
     if d.status.suspect is not None:  # a further attempt is one more look at the same suspect
         spec = spec.model_copy(update={"suspect": NodeChoice(node_name=d.status.suspect.node)})
-    found = choose(spec, o.world, o.policy, tolerations)
+    found = choose(spec, o.world, o.policy)
     if isinstance(found, NoPairing):
         return found
-    run = spec.run.model_copy(update={"tp": found.devices})
-    try:
-        if run.weights is None:
-            resolve(run)
-    except SpecError as error:
-        return NoPairing("ImpossibleTP", str(error), found.passed_over, final=found.device is Device.CPU)
-    return found, run
+    return found, spec.run.model_copy(update={"tp": found.share.tp})
 
 
 def _unpaired(d: Draft, why: NoPairing) -> None:
@@ -181,8 +173,9 @@ def _start(d: Draft, pairing: Pairing, run: RunSpec) -> None:
         ),
     }
     attempt = AttemptStatus(
-        number=number, suspect=sides[Role.SUSPECT], reference=sides[Role.REFERENCE], device=pairing.device,
-        devices=pairing.devices, started_at=timestamp(o.now),
+        number=number, suspect=sides[Role.SUSPECT], reference=sides[Role.REFERENCE],
+        device=pairing.share.device, devices=pairing.share.devices, tp=pairing.share.tp, node_devices=pairing.share.has,
+        started_at=timestamp(o.now),
     )  # fmt: skip
     d.set(
         attempts=[*d.status.attempts, attempt][-KEPT_ATTEMPTS:], attempt=number, step=0, steps=run.steps,

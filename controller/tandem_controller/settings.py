@@ -54,7 +54,11 @@ class WorkerSettings(_Model):
     termination_grace_seconds: Annotated[int, Field(ge=10, le=3600)] = 120
     allowed_host_paths: list[str] = []
     """Folders of nodes below which a PairRun may mount; none by default."""
-    dns: list[DnsPeer] = [DnsPeer(), DnsPeer(namespace=None, labels={}, cidr="169.254.20.10/32")]
+    dns: Annotated[list[DnsPeer], Field(min_length=1)] = [
+        DnsPeer(),
+        DnsPeer(namespace=None, labels={}, cidr="169.254.20.10/32"),
+    ]
+    """At least one: no peer at all would mean every peer to Kubernetes."""
     records_timeout_seconds: Annotated[int, Field(ge=1)] = 600
     """How long the reference's pod waits at its end for PostgreSQL to take the rest."""
     metrics: WorkerMetrics = WorkerMetrics()

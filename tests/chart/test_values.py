@@ -61,6 +61,13 @@ def test_the_schema_refuses_unknown_keys_and_wrong_values(setting: str, word: st
     assert word in done.stderr
 
 
+def test_nowhere_to_ask_for_names_is_refused() -> None:
+    """A rule that lists no peer is open to all: the suspect, and the API, would reach port 53 of everybody."""
+    done = template("--set-json", "worker.dns=[]")
+    assert done.returncode != 0
+    assert "/worker/dns" in done.stderr.replace(".", "/")
+
+
 def test_no_database_at_all_is_one_clear_sentence() -> None:
     done = template("--set", "database.trial.enabled=false")
     assert done.returncode != 0

@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 
 from db_samples import scalar
 from pods import DEADLINE_S, Pair, until
+from tandem.attempt import devices_of_node
 from tandem.db import queries
 from tandem.db.engine import connect
 from tandem.vocabulary import POD_EXIT_INCONCLUSIVE, POD_EXIT_MATCH, POD_EXIT_MISMATCH, Role
@@ -44,7 +45,8 @@ def make(tmp_path: Path, database_url: str) -> Iterator[Callable[..., Pair]]:
 def test_a_pair_whose_run_is_stored_late_loses_and_forgets_nothing(make: Callable[..., Pair], engine: Engine) -> None:
     """The controller found the database away when it made the pods: they run all the same, and every row counts."""
     pair = make()
-    pair.start_both()
+    for role in (Role.SUSPECT, Role.REFERENCE):
+        pair.start(role, TANDEM_NODE_DEVICES="8")
     pair.until_log(Role.REFERENCE, "is not stored there yet")
     pair.until_log(Role.REFERENCE, "delivering")
     assert scalar(engine, "SELECT count(*) FROM steps") == 0
@@ -58,6 +60,7 @@ def test_a_pair_whose_run_is_stored_late_loses_and_forgets_nothing(make: Callabl
     assert pair.said(Role.REFERENCE) == {"reason": "completed", "message": "2 steps compared, 0 findings"}
     (reduction,) = [c for c in records.controls if c.name == "known_reduction"]
     assert reduction.detail["suspect_node"] == "node-of-the-suspect"
+    assert devices_of_node(records.controls) == 8
     for role in Role:
         log = pair.log(role)
         assert (pair.of(role) / "link" / KeyFile.OWN_SECRET).read_text() not in log

@@ -179,3 +179,24 @@ def test_equal_orders_have_one_digest_however_they_are_written() -> None:
     assert one.digest == other.digest
     assert one.digest != Order.model_validate({"node": "a", "spec": {"steps": 6, "tp": 1}}).digest
     check(one)
+
+
+@pytest.mark.parametrize(
+    ("spec", "mode", "taken"),
+    [
+        ({"model": "smollm2-135m"}, "cluster", True),
+        ({"model": "smollm2-135m"}, "local", False),
+        ({"model": "smollm2-135m", "tp": 3}, "local", True),
+        ({"model": "smollm2-135m", "tp": 2}, "cluster", False),
+        ({"model": "small", "optimizer": {"colour": 1}}, "cluster", False),
+    ],
+)
+def test_in_a_cluster_the_node_decides_the_ranks_of_an_order_that_names_none(
+    spec: dict[str, object], mode: str, taken: bool
+) -> None:
+    order = Order.model_validate({"spec": spec})
+    if taken:
+        check(order, mode)
+        return
+    with pytest.raises(Problem):
+        check(order, mode)

@@ -9,8 +9,10 @@ from uuid import UUID
 import pytest
 
 from tandem.assess import PATIENCE, Ended, Wanted, next_run
+from tandem.cli import assess
+from tandem.cli.app import main
 from tandem.cli.assess import duration
-from tandem.cli.pair import is_generated
+from tandem.cli.pair import is_generated, pairrun_spec
 from tandem.errors import UsageError
 from tandem.node_verdict import NodeDecision, NodeRules, NullPass, RunFacts
 from tandem.vocabulary import CLEARED, Kind, Workload
@@ -163,3 +165,22 @@ def test_times(text: str, seconds: float) -> None:
 def test_no_times(text: str) -> None:
     with pytest.raises(UsageError, match="--for"):
         duration(text, "--for")
+
+
+@pytest.mark.parametrize(("more", "tp"), [([], None), (["--tp", "4"], 4)])
+def test_an_assessment_in_a_cluster_asks_for_no_tp_that_was_not_given(
+    monkeypatch: pytest.MonkeyPatch, more: list[str], tp: int | None
+) -> None:
+    """A number of ranks that nobody asked for would keep it off every node with another number of devices."""
+    specs: list[dict[str, Any]] = []
+
+    def made(node: str, asked: dict[str, Any], *_: object) -> Callable[[Wanted, int], None]:
+        specs.append(pairrun_spec(Kind.SUSPECT, node, None, asked))
+        return lambda wanted, seconds: None
+
+    monkeypatch.setattr(assess, "_pair_runner", made)
+    monkeypatch.setattr(assess, "_cluster", lambda *_, **__: 0)
+    with pytest.raises(SystemExit) as end:
+        main(["assess", "node-1", "--db", "postgresql://h/d", *more])
+    assert end.value.code == 0
+    assert [spec["workload"].get("tp") for spec in specs] == [tp]

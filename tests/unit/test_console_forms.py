@@ -45,7 +45,8 @@ def test_the_form_as_shown_is_the_spec_by_default() -> None:
     ("typed", "spec"),
     [
         ({"steps": "", "duration": "90"}, {"duration": 90}),
-        ({"seed": " 7 ", "tp": "2"}, {"seed": 7}),
+        ({"seed": " 7 ", "window": "64"}, {"seed": 7}),
+        ({"tp": "2"}, {"tp": 2}),
         ({"data": "/a.txt\r\n\r\n/b.txt\r\n"}, {"data": ["/a.txt", "/b.txt"]}),
         (
             {"optimizer": "learning_rate: 0.001\nclip_norm: null"},

@@ -11,6 +11,7 @@ from tandem.pairing.choose import Claim
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import observed as do
+from tandem_controller.act import manifest_source
 from tandem_controller.observed import Facts, Live
 
 
@@ -138,6 +139,23 @@ def test_a_tp_that_cannot_be_ends_at_once() -> None:
     decision = run.plan()
     assert condition(run, names.FINISHED) == ("True", "ImpossibleTP")
     assert "tp 3 does not divide" in decision.status.message
+
+
+def test_an_attempt_says_how_many_devices_compute_and_how_many_the_node_has() -> None:
+    """Its workers are told both: what a match says of the other devices is nothing."""
+    amounts = {"nvidia.com/gpu": 7.0}
+    sick = node("sick", gpus=8, cordoned=True, capacity=amounts, allocatable=amounts)
+    run = Run({"resources": {"devices": "allocatable"}}, world(sick, node("well", gpus=8)))
+    status = run.plan().status
+    attempt = status.attempts[0]
+    assert (attempt.devices, attempt.tp, attempt.node_devices) == (7, 4, 8)
+    found = status.condition(names.PAIRED)
+    assert found is not None
+    assert "computes on 4 of its 8 nvidia.com/gpu" in found.message
+    source = manifest_source(run.look(), attempt)
+    assert (source.run.tp, source.devices, source.node_devices) == (4, 7, 8)
+    older = manifest_source(run.look(), attempt.model_copy(update={"tp": 0, "node_devices": 0}))
+    assert (older.run.tp, older.devices) == (7, 7)
 
 
 @pytest.mark.parametrize("path", ["/data", "/data/../etc", "/other/x"])

@@ -12,6 +12,7 @@ import pytest
 import typer
 from pydantic import BaseModel
 
+from tandem.attempt import NODE_DEVICES
 from tandem.cli.app import app
 from tandem.conclusive import REQUIRED_PARITY
 from tandem.db.models import Base
@@ -138,7 +139,7 @@ def test_every_word_of_a_record_is_explained(heading: str, words: type[Cause]) -
 
 def test_every_parity_field_is_on_the_page_of_determinism() -> None:
     listed = names(section(page("determinism.md"), "What must be equal"))
-    assert listed == {*REQUIRED_PARITY, "program.<name>"}
+    assert listed == {*REQUIRED_PARITY, NODE_DEVICES, "program.<name>"}
 
 
 # -- reasons -------------------------------------------------------------------------------------------

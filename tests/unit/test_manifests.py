@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from clusters import SETTINGS, attempt
 from tandem.pairrun.spec import Device
@@ -103,7 +104,7 @@ def test_situation_30_tolerations_name_their_keys_and_noexecute_has_no_time_limi
 
 
 def test_both_sides_run_the_same_spec_image_environment_and_devices() -> None:
-    sides = [pod(role, device=Device.NVIDIA, devices=8, run=RunSpec(tp=8)) for role in Role]
+    sides = [pod(role, device=Device.NVIDIA, devices=8, node_devices=9, run=RunSpec(tp=8)) for role in Role]
     containers = [there["containers"][0] for there in sides]
     assert containers[0]["image"] == containers[1]["image"]
     assert containers[0]["resources"] == containers[1]["resources"]
@@ -113,6 +114,7 @@ def test_both_sides_run_the_same_spec_image_environment_and_devices() -> None:
     assert {k: v for k, v in values[0].items() if k not in own} == {k: v for k, v in values[1].items() if k not in own}
     assert json.loads(values[0]["TANDEM_SPEC"] or "")["tp"] == 8
     assert values[0]["XLA_FLAGS"] == "--x"
+    assert values[0]["TANDEM_NODE_DEVICES"] == "9"
     for there in sides:
         assert {"user-weights", "user-cache"} <= {v["name"] for v in there["volumes"]}
 
@@ -132,6 +134,18 @@ def test_the_suspect_may_reach_its_partners_port_and_dns_and_nobody_reaches_it()
     allowed, scraped = reference["spec"]["ingress"]
     assert scraped == {"ports": [{"protocol": "TCP", "port": 7734}]}
     assert allowed["from"][0]["podSelector"]["matchLabels"]["tandem.dev/role"] == "suspect"
+
+
+def test_no_rule_of_a_policy_is_open_to_everybody_by_an_empty_list() -> None:
+    """To Kubernetes no peer means every peer: settings that name none are refused."""
+    with pytest.raises(ValidationError, match="dns"):
+        Settings.model_validate({"namespace": "tandem", "worker": {"image": "worker:1", "dns": []}})
+    for policy in manifests.network_policies(attempt(), SETTINGS.worker):
+        for rule in [*policy["spec"].get("egress", []), *policy["spec"]["ingress"]]:
+            assert rule["ports"]
+            assert rule.get("to", True)
+            assert rule.get("from", True)
+        assert all("to" in rule for rule in policy["spec"].get("egress", []))
 
 
 def test_the_service_resolves_before_the_pods_are_ready() -> None:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clusters import CORDONED, POLICY, node, spec, use, world
+from clusters import CORDONED, POLICY, node, spec, stored, use, world
 from tandem.errors import SpecError
 from tandem.pairing.choose import Claim, NoPairing, Pairing, World, choose
 from tandem.pairing.claims import claims
+from tandem.pairing.devices import Share, multi_host_slice
 from tandem.pairing.nodes import (
     Node,
     Taint,
-    multi_host_slice,
     node_from,
     pod_use_from,
     quantity,
@@ -23,6 +24,8 @@ from tandem.pairing.nodes import (
     tolerated_taints,
 )
 from tandem.pairing.policy import read_policy
+from tandem.pairrun.spec import Device, read_spec
+from tandem.spec import RunSpec, preset_names, resolve
 
 
 def pair(where: World, **values: Any) -> Pairing:
@@ -43,12 +46,19 @@ def why(found: Pairing | NoPairing) -> dict[str, str]:
 
 SIGNS: list[tuple[str, dict[str, Any]]] = [
     ("cordoned", {"cordoned": True}),
+    *((f"taint nvidia.com/{end}", {"taints": (Taint(f"nvidia.com/{end}", "true", "NoSchedule"),)})
+      for end in ("gpu-error", "gpu-xid-error", "gpu-nvlink-error", "syslog-xid-error")),
     ("taint nvidia.com/gpu-xid", {"taints": (Taint("nvidia.com/gpu-xid", "", "NoSchedule"),)}),
     ("taint aiinfra/gpu-healthcheck", {"taints": (Taint("aiinfra/gpu-healthcheck", "x", "NoSchedule"),)}),
     ("taint sagemaker.amazonaws.com/node-health-status",
      {"taints": (Taint("sagemaker.amazonaws.com/node-health-status", "x", "NoSchedule"),)}),
     ("label k8saas.nvidia.com/cordon-by=NVSentinel", {"labels": {"k8saas.nvidia.com/cordon-by": "NVSentinel"}}),
     ("label autopilot.ibm.com/gpuhealth=EVICT", {"labels": {"autopilot.ibm.com/gpuhealth": "EVICT"}}),
+    ("taint aiinfra/nccl-healthcheck", {"taints": (Taint("aiinfra/nccl-healthcheck", "x", "NoSchedule"),)}),
+    ("taint tandem.dev/sdc-confirmed", {"taints": (Taint("tandem.dev/sdc-confirmed", "true", "NoSchedule"),)}),
+    *((f"label aiinfra/gpu-healthcheck-result={word}", {"labels": {"aiinfra/gpu-healthcheck-result": word}})
+      for word in ("fail", "failed", "FAIL", "FAILED")),
+    ("condition NVLinkStatusInactive=True", {"conditions": {"NVLinkStatusInactive": "True"}}),
     ("label tandem.dev/quarantined=true", {"labels": {"tandem.dev/quarantined": "true"}}),
     ("condition AcceleratedHardwareReady=False", {"conditions": {"AcceleratedHardwareReady": "False"}}),
     ("condition GPUMissing=True", {"conditions": {"GPUMissing": "True"}}),
@@ -87,13 +97,48 @@ def test_the_suspects_pod_tolerates_each_key_of_the_policy_and_never_everything(
     assert not any("*" in key or not key for key in keys)
 
 
-def test_a_taint_that_nobody_named_is_told_before_a_pod_waits_for_ever() -> None:
-    sick = node("sick", cordoned=True, taints=(*CORDONED, Taint("team/private", "", "NoSchedule")))
-    found = none(world(sick, node("well")))
-    assert found.reason == "UntoleratedTaint"
-    assert "team/private" in found.message
-    tolerated = {"tolerations": [{"key": "team/private"}]}
-    assert isinstance(choose(spec(template=tolerated), world(sick, node("well")), POLICY, ["team/private"]), Pairing)
+def test_what_remediation_may_add_while_the_pair_runs_is_tolerated_before_it_is_there() -> None:
+    """Else a NoExecute taint would evict the suspect; a key that the policy leaves open cannot be known before."""
+    named = {s.key for s in POLICY.quarantine if s.kind == "taint" and s.key is not None and not s.key.endswith("*")}
+    assert {"nvidia.com/gpu-xid-error", "nvidia.com/syslog-xid-error", "tandem.dev/sdc-confirmed"} <= named
+    before = tolerated_taints(node("sick", labels={"tandem.dev/quarantined": "true"}), POLICY)
+    assert named <= set(before)
+    assert "nvidia.com/gpu-of-our-own" not in before
+    after = tolerated_taints(node("sick", taints=(Taint("nvidia.com/gpu-of-our-own", "", "NoExecute"),)), POLICY)
+    assert "nvidia.com/gpu-of-our-own" in after
+
+
+PRIVATE = Taint("team/private", "a", "NoSchedule")
+
+
+@pytest.mark.parametrize(
+    ("toleration", "taint", "enough"),
+    [
+        (None, PRIVATE, False),
+        ({"key": "team/private"}, PRIVATE, True),
+        ({"key": "team/other"}, PRIVATE, False),
+        ({"key": "team/private", "effect": "NoSchedule"}, PRIVATE, True),
+        ({"key": "team/private", "effect": "NoExecute"}, PRIVATE, False),
+        ({"key": "team/private", "operator": "Equal", "value": "a"}, PRIVATE, True),
+        ({"key": "team/private", "operator": "Equal", "value": "b"}, PRIVATE, False),
+        ({"key": "team/private", "operator": "Equal"}, PRIVATE, False),
+        ({"key": "team/private", "operator": "Equal"}, Taint("team/private", "", "NoExecute"), True),
+        (None, Taint("team/private", "a", "PreferNoSchedule"), True),
+    ],
+)
+@pytest.mark.parametrize("side", ["sick", "well"])
+def test_a_taint_that_keeps_a_pod_off_is_told_before_the_pod_waits_for_ever(
+    toleration: dict[str, Any] | None, taint: Taint, enough: bool, side: str
+) -> None:
+    """A toleration counts as the scheduler reads it: key, operator, value and effect."""
+    taints = {"sick": CORDONED, "well": ()}
+    taints[side] = (*taints[side], taint)
+    where = world(node("sick", cordoned=True, taints=taints["sick"]), node("well", taints=taints["well"]))
+    found = choose(spec(template={"tolerations": [toleration] if toleration else []}), where, POLICY)
+    assert isinstance(found, Pairing) is enough
+    if isinstance(found, NoPairing):
+        assert (found.reason if side == "sick" else why(found)["well"]) == "UntoleratedTaint"
+        assert f"{taint.key}=a:{taint.effect}" in found.message
 
 
 UNLIKE: list[tuple[str, dict[str, Any]]] = [
@@ -104,6 +149,18 @@ UNLIKE: list[tuple[str, dict[str, Any]]] = [
     ("nvidia.com/mig.strategy", {"labels": {"nvidia.com/mig.strategy": "single"}}),
     ("cloud.google.com/gke-tpu-accelerator", {"labels": {"cloud.google.com/gke-tpu-accelerator": "v5e"}}),
     ("feature.node.kubernetes.io/cpu-model.id", {"labels": {"feature.node.kubernetes.io/cpu-model.id": "85"}}),
+    ("nvidia.com/gpu.count", {"labels": {"nvidia.com/gpu.count": "8"}}),
+    ("amd.com/gpu.product-name", {"labels": {"amd.com/gpu.product-name": "AMD_Instinct_MI250_OAM"}}),
+    ("amd.com/gpu.device-id", {"labels": {"amd.com/gpu.device-id": "740c"}}),
+    ("amd.com/gpu.cu-count", {"labels": {"amd.com/gpu.cu-count": "304"}}),
+    ("amd.com/gpu.vram", {"labels": {"amd.com/gpu.vram": "64G"}}),
+    ("amd.com/gpu.driver-version", {"labels": {"amd.com/gpu.driver-version": "6.12.12"}}),
+    ("amd.com/gpu.compute-memory-partition", {"labels": {"amd.com/gpu.compute-memory-partition": "cpx_nps1"}}),
+    ("cloud.google.com/gke-accelerator", {"labels": {"cloud.google.com/gke-accelerator": "nvidia-l4"}}),
+    ("cloud.google.com/gke-tpu-topology", {"labels": {"cloud.google.com/gke-tpu-topology": "odd"}}),
+    ("feature.node.kubernetes.io/cpu-model.family", {"labels": {"feature.node.kubernetes.io/cpu-model.family": "6"}}),
+    ("feature.node.kubernetes.io/cpu-model.vendor_id",
+     {"labels": {"feature.node.kubernetes.io/cpu-model.vendor_id": "AMD"}}),
     ("nodeInfo.kernelVersion", {"info": {"kernelVersion": "6.2"}}),
     ("nodeInfo.containerRuntimeVersion", {"info": {"containerRuntimeVersion": "cri-o://1"}}),
 ]  # fmt: skip
@@ -117,6 +174,34 @@ def test_situation_5_unlike_nodes_never_pair_and_the_field_is_named(field: str, 
     assert passed.reason == "Unlike"
     assert field in passed.message
     assert field in found.message
+
+
+def test_every_field_of_likeness_and_every_sign_has_its_row() -> None:
+    """A line of the policy that nobody tried may be misspelt, and does nothing."""
+    fields = {*POLICY.likeness.labels, *(f"nodeInfo.{name}" for name in POLICY.likeness.node_info)}
+    assert {field for field, _ in UNLIKE} == fields
+    signs = {signal.key or "cordoned" for signal in POLICY.quarantine}
+    tried = {
+        (signal.key or "cordoned")
+        for signal in POLICY.quarantine
+        for _, values in SIGNS
+        if quarantine_signs(node("n", **values), POLICY.model_copy(update={"quarantine": [signal]}))
+    }
+    assert tried == signs
+
+
+@pytest.mark.parametrize("device", ["nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"])
+@pytest.mark.parametrize(("mine", "theirs"), [(8, 16), (8, 4), (16, 8)])
+def test_nodes_with_another_number_of_devices_are_unlike(device: str, mine: int, theirs: int) -> None:
+    """Whatever labels they carry: not every labeller counts."""
+
+    def of(name: str, count: int, **more: Any) -> Node:
+        amounts = {device: float(count)}
+        return node(name, capacity=amounts, allocatable=amounts, **more)
+
+    found = none(world(of("sick", mine, cordoned=True), of("other", theirs)))
+    assert why(found)["other"] == "Unlike"
+    assert f"number of {device} ({mine}, {theirs})" in found.message
 
 
 def test_likeness_fields_and_signs_are_data() -> None:
@@ -190,7 +275,68 @@ def test_situation_23_a_node_with_7_of_8_gpus_is_named_at_once_or_paired_with_7(
     dropped = node("sick", gpus=8, cordoned=True, capacity={"nvidia.com/gpu": 7.0}, allocatable={"nvidia.com/gpu": 7.0})
     assert none(world(dropped, node("well", gpus=8))).reason == "DevicesMissing"
     left = pair(world(dropped, node("well", gpus=8)), resources={"devices": "allocatable"})
-    assert (left.devices, left.device) == (7, "nvidia.com/gpu")
+    assert left.share == Share(Device.NVIDIA, devices=7, tp=4, has=8)
+    assert left.suspect_reason == "cordoned; computes on 4 of its 8 nvidia.com/gpu"
+
+
+@pytest.mark.parametrize("counted", [7, 8])
+def test_a_label_that_follows_the_loss_does_not_make_the_node_unlike(counted: int) -> None:
+    """GPU feature discovery counts what the plugin offers: a run of what is left compares no numbers."""
+    amounts = {"nvidia.com/gpu": 7.0}
+    sick = node(
+        "sick",
+        gpus=8,
+        cordoned=True,
+        capacity=amounts,
+        allocatable=amounts,
+        labels={"nvidia.com/gpu.count": str(counted)},
+    )
+    found = pair(world(sick, node("well", gpus=8)), resources={"devices": "allocatable"})
+    assert (found.reference.name, found.share.devices, found.share.has) == ("well", 7, counted)
+    other = node("well", gpus=8, labels={"nvidia.com/gpu.product": "NVIDIA-A100"})
+    assert why(none(world(sick, other), resources={"devices": "allocatable"}))["well"] == "Unlike"
+    assert none(world(sick, node("well", gpus=8))).reason in ("NoReference", "DevicesMissing")
+
+
+@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize("left", range(1, 9))
+def test_every_preset_runs_on_whatever_is_left(preset: str, left: int) -> None:
+    """On as many devices as it can be split over, and on no fewer."""
+    sick = node("sick", gpus=8, cordoned=True, allocatable={"nvidia.com/gpu": float(left)})
+    workload = {"model": preset}
+    found = pair(world(sick, node("well", gpus=8)), workload=workload, resources={"devices": "allocatable"})
+    fits = []
+    for tp in range(1, left + 1):
+        with suppress(SpecError):
+            resolve(RunSpec(model=preset, tp=tp))
+            fits.append(tp)
+    assert found.share == Share(Device.NVIDIA, devices=left, tp=max(fits), has=8)
+    assert ("of its 8" in found.suspect_reason) is (max(fits) < 8)
+
+
+@pytest.mark.parametrize(
+    ("workload", "offers", "outcome"),
+    [
+        ({"tp": 2}, 8, 2),
+        ({"tp": 4, "weights": "/w"}, 7, 4),
+        ({"weights": "/w"}, 8, 8),
+        ({"weights": "/w", "model": "llama3-8b"}, 7, 4),
+        ({"tp": 9, "weights": "/w"}, 8, ("ImpossibleTP", True)),
+        ({"tp": 8, "model": "paper-16l"}, 7, ("ImpossibleTP", False)),
+        ({"tp": 3}, 8, ("ImpossibleTP", True)),
+        ({"tp": 8}, 8, ("ImpossibleTP", True)),
+        ({"optimizer": [{"name": "colour", "value": "1"}]}, 8, ("InvalidSpec", True)),
+    ],
+)
+def test_what_a_tp_that_is_asked_for_comes_to(workload: dict[str, Any], offers: int, outcome: Any) -> None:
+    sick = node("sick", gpus=8, cordoned=True, allocatable={"nvidia.com/gpu": float(offers)})
+    where = world(sick, node("well", gpus=8))
+    found = choose(spec(workload=workload, resources={"devices": "allocatable"}), where, POLICY)
+    if isinstance(found, Pairing):
+        assert found.share == Share(Device.NVIDIA, devices=offers, tp=outcome, has=8)
+    else:
+        assert (found.reason, found.final) == outcome
+        assert "\n" not in found.message
 
 
 def test_a_device_plugin_that_is_gone_is_told_and_never_becomes_a_cpu_run() -> None:
@@ -223,20 +369,66 @@ def test_hosts_of_multi_host_slices_are_refused_by_name(topology: str, chips: in
     tpu = {"labels": {"cloud.google.com/gke-tpu-topology": topology, "cloud.google.com/gke-tpu-accelerator": "v5e"}}
     amounts = {"capacity": {"google.com/tpu": float(chips)}, "allocatable": {"google.com/tpu": float(chips)}}
     sick, well = node("sick", cordoned=True, **tpu, **amounts), node("well", **tpu, **amounts)
-    assert multi_host_slice(sick, POLICY) is multi
+    assert multi_host_slice(sick, [sick, well], POLICY) is multi
     found = choose(spec(), world(sick, well), POLICY)
     if multi:
         assert isinstance(found, NoPairing)
         assert found.reason == "MultiHostSliceUnsupported"
     else:
         assert isinstance(found, Pairing)
-        assert (found.device, found.devices) == ("google.com/tpu", chips)
+        assert (found.share.device, found.share.devices) == ("google.com/tpu", chips)
 
 
-def test_impossible_tp_is_final() -> None:
-    sick, well = node("sick", gpus=8, cordoned=True), node("well", gpus=8)
-    found = none(world(sick, well), workload={"tp": 3})
-    assert (found.reason, found.final) == ("ImpossibleTP", True)
+def tpu(name: str, offers: int, topology: str = "2x4", machine: str = "", chips: str = "", **more: Any) -> Node:
+    labels = {"cloud.google.com/gke-tpu-topology": topology, "cloud.google.com/gke-tpu-accelerator": "v5e"}
+    labels |= {"node.kubernetes.io/instance-type": machine} if machine else {}
+    labels |= {"cloud.google.com/gke-accelerator-count": chips} if chips else {}
+    amounts = {"google.com/tpu": float(offers)}
+    return node(name, labels=labels, capacity=amounts, allocatable=amounts, **more)
+
+
+@pytest.mark.parametrize(
+    ("offers", "labels", "others", "reason"),
+    [
+        (0, {}, (8,), "NoDevices"),
+        (0, {}, (0,), "NoDevices"),
+        (7, {}, (8,), "DevicesMissing"),
+        (7, {}, (7,), "DevicesMissing"),
+        (4, {}, (8,), "DevicesMissing"),
+        (4, {"machine": "ct5lp-hightpu-8t"}, (4,), "DevicesMissing"),
+        (4, {"chips": "8"}, (4,), "DevicesMissing"),
+        (0, {"machine": "ct5lp-hightpu-4t"}, (0,), "MultiHostSliceUnsupported"),
+        (0, {"chips": "4"}, (0,), "MultiHostSliceUnsupported"),
+        (0, {}, (4,), "MultiHostSliceUnsupported"),
+        (3, {}, (4,), "MultiHostSliceUnsupported"),
+    ],
+)
+def test_chips_that_a_plugin_dropped_make_no_slice_of_several_hosts(
+    offers: int, labels: dict[str, str], others: tuple[int, ...], reason: str
+) -> None:
+    """How many a host has is known from its labels or from its like, not from what it offers while it is sick."""
+    sick = tpu("sick", offers, cordoned=True, **labels)  # type: ignore[arg-type]
+    well = [tpu(f"well-{i}", n, **labels) for i, n in enumerate(others)]  # type: ignore[arg-type]
+    found = none(world(sick, *well))
+    assert found.reason == reason
+    assert ("of its 8 google.com/tpu" in found.message) is (reason == "DevicesMissing")
+
+
+WISHES: list[dict[str, Any]] = [
+    {}, {"workload": {"model": "small"}}, {"workload": {"model": "paper-16l", "durationSeconds": 60}},
+    {"workload": {"tp": 2}}, {"workload": {"tp": 8, "model": "paper-16l"}}, {"workload": {"weights": "/w"}},
+    {"kind": "null"}, {"resources": {"devices": "allocatable"}}, {"resources": {"device": "cpu"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("wish", WISHES, ids=str)
+@pytest.mark.parametrize("gpus", [0, 1, 4, 8])
+def test_what_the_schema_fills_in_is_no_wish(wish: dict[str, Any], gpus: int) -> None:
+    """An API server stores each default as if the user had written it: it must change neither the run nor the pair."""
+    where = world(node("sick", gpus=gpus, cordoned=True), node("well", gpus=gpus), node("well-2", gpus=gpus))
+    written, full = read_spec(wish), read_spec(stored(wish))
+    assert written.run == full.run
+    assert choose(written, where, POLICY) == choose(full, where, POLICY)
 
 
 def test_situations_4_and_8_a_null_pair_takes_two_healthy_nodes_and_a_swap_another_reference() -> None:
@@ -362,6 +554,9 @@ def test_a_pods_use_is_what_the_scheduler_counts() -> None:
     found = pod_use_from(obj)
     assert found is not None
     assert found.requests == pytest.approx({"cpu": 3.1, "nvidia.com/gpu": 2.0})
+    whole = pod_use_from(obj | {"spec": obj["spec"] | {"resources": {"requests": {"cpu": "6", "memory": "1Gi"}}}})
+    assert whole is not None
+    assert whole.requests == pytest.approx({"cpu": 6.1, "nvidia.com/gpu": 2.0, "memory": 2.0**30})
     for phase in ("Succeeded", "Failed"):
         assert pod_use_from({**obj, "status": {"phase": phase}}) is None
     assert pod_use_from({"metadata": {}, "spec": {}}) is None

@@ -15,13 +15,18 @@ from tandem.pairrun import crd, generate, names, workload
 from tandem.pairrun.spec import MUTABLE, PairRunSpec, read_spec
 from tandem.pairrun.status import PairRunStatus, read_status, set_condition
 from tandem.spec import RunSpec
-from tandem.vocabulary import Kind, Role
+from tandem.vocabulary import Kind, Role, Workload
 from tandem_controller import reasons
 
 CRD = Path(__file__).parents[2] / "deploy" / "helm" / "tandem" / "files" / "crd.yaml"
 PAGE = Path(__file__).parents[2] / "docs" / "pairrun.md"
 SOURCES = [
-    Path(__file__).parents[2] / p for p in ("common/tandem/pairing/choose.py", "controller/tandem_controller/plan.py")
+    Path(__file__).parents[2] / p
+    for p in (
+        "common/tandem/pairing/choose.py",
+        "common/tandem/pairing/devices.py",
+        "controller/tandem_controller/plan.py",
+    )
 ]
 SCHEMA: dict[str, Any] = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 
@@ -47,9 +52,21 @@ def test_the_page_about_pairruns_has_the_fields_of_today_and_every_reason() -> N
     ours = {*reasons.WAITING.values(), *reasons.ADMISSION.values(), *reasons.DISRUPTED.values(), "device_gone"}
     assert ours <= told
     source = "\n".join(p.read_text(encoding="utf-8") for p in SOURCES)
-    named = set(re.findall(r'NoPairing\(\s*"(\w+)"', source)) | set(re.findall(r'return "([A-Z]\w+)", ', source))
+    named = set(re.findall(r'(?:NoPairing|NoShare)\(\s*"(\w+)"', source)) | set(
+        re.findall(r'return "([A-Z]\w+)", ', source)
+    )
     assert named, "the pattern must still fit the code"
     assert named <= told
+
+
+@pytest.mark.parametrize("word", list(Workload))
+def test_every_workload_is_one_of_a_pairrun_and_the_page_refuses_none(word: Workload) -> None:
+    values = {"name": str(word)} | ({"questions": ["/q.jsonl"]} if word is Workload.FINETUNE else {})
+    assert read_spec({"workload": values}).run.workload is word
+    page = PAGE.read_text(encoding="utf-8")
+    assert f"`{word}`" in page
+    assert "exists yet" not in page
+    assert "refused by name" not in page
 
 
 def test_every_field_of_a_run_spec_is_a_field_of_the_workload_or_of_the_pairrun() -> None:

@@ -37,8 +37,8 @@ def folders(tmp_path: Path, *, url: str | None = URL) -> tuple[Path, Path]:
 def attempt(**run: Any) -> manifests.Attempt:
     return manifests.Attempt(
         pairrun="sick", uid="u-1", namespace="tandem", run_id=RUN, number=3, spec=PairRunSpec(),
-        run=RunSpec(**run), nodes={Role.SUSPECT: "n1", Role.REFERENCE: "n2"}, device=Device.CPU, devices=2,
-        tolerated=[], device_taints=[],
+        run=RunSpec(**run), nodes={Role.SUSPECT: "n1", Role.REFERENCE: "n2"}, device=Device.AMD, devices=7,
+        node_devices=8, tolerated=[], device_taints=[],
     )  # fmt: skip
 
 
@@ -56,6 +56,7 @@ def test_a_pod_reads_what_its_manifest_says(tmp_path: Path, role: Role) -> None:
     config = read_config(environment(role, steps=7, fault="node-11"), link, database)
     worker = config.worker
     assert (worker.role, worker.run_id, worker.attempt, worker.node) == (role, RUN, 3, "node-of-this-pod")
+    assert worker.node_devices == 8
     assert worker.spec["steps"] == 7
     assert worker.spec["fault"] == "node-11"
     assert config.records_timeout == 600

@@ -7,9 +7,12 @@ import pytest
 from msgspec.structs import replace
 from tests.pairs import run_pair
 
+from tandem.attempt import NODE_DEVICES
 from tandem.conclusive import REQUIRED_PARITY
 from tandem.records import ControlRecord, MismatchRecord, RunRecords
+from tandem.run_profile import profile_run
 from tandem.spec import RunSpec
+from tandem.summary import summarise
 from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, Module, Phase, Role, Verdict
 
@@ -60,6 +63,27 @@ def test_a_complete_clean_run_matches(clean: RunRecords) -> None:
     decision = decide(clean)
     assert decision.verdict is Verdict.MATCH
     assert "excluded at 95 %" in decision.sentence
+
+
+@pytest.mark.parametrize(("seen", "has", "said"), [(2, None, ""), (2, 2, ""), (7, None, "7"), (7, 8, "8"), (2, 8, "8")])
+def test_a_match_claims_no_device_that_did_not_compute(
+    clean: RunRecords, seen: int, has: int | None, said: str
+) -> None:
+    """A plugin may have dropped one, or the model may be too small for all: sentence, summary and profile say so."""
+    [count] = [c for c in clean.controls if c.subject == "device_count"]
+    told = [replace(count, detail={"reference": str(seen)})]
+    if has is not None:
+        told.append(replace(count, subject=NODE_DEVICES, detail={"reference": str(has)}))
+    records = with_controls(clean, [*(c for c in clean.controls if c is not count), *told])
+    records.closings = [replace(c, devices=["gpu:0", "gpu:1"]) for c in records.closings]
+    decision = decide(records)
+    assert decision.verdict is Verdict.MATCH
+    assert (f"device-hours on 2 of the node's {said} devices; " in decision.sentence) is bool(said)
+    records.run = replace(records.run, verdict="match")
+    missing = [line for line in summarise(records).not_checked if "of the node's" in line]
+    more = f"{int(said or 0) - 2} of the node's {said} devices: compared were gpu:0, gpu:1."
+    assert missing == ([more] if said else [])
+    assert profile_run(records).device_count == (has or seen)
 
 
 def test_removing_any_one_control_or_parity_field_makes_it_inconclusive(clean: RunRecords) -> None:

@@ -18,6 +18,7 @@ import jax
 
 import tandem
 import tandem_worker
+from tandem.attempt import NODE_DEVICES
 from tandem.fault_profile import FaultProfile
 from tandem.spec import ModelConfig, RunSpec, Training
 from tandem_worker.chain import Chain, Plan
@@ -42,6 +43,7 @@ def gather(
     data: str,
     weights: str,
     profile: FaultProfile | None = None,
+    node_devices: int = 0,
 ) -> dict[str, str]:
     """All parity fields of this worker; see `tandem.conclusive.REQUIRED_PARITY` for those that no run may lack.
 
@@ -53,6 +55,7 @@ def gather(
         data: digest of the training data.
         weights: digest of the weight files, ``random`` without any.
         profile: of a synthetic run.
+        node_devices: how many the suspect's node has, as the cluster says; 0: nobody said, those that are seen.
     """
     device = chain.mesh.devices.flat[0]
     on_cpu = device.platform == "cpu"
@@ -83,6 +86,8 @@ def gather(
         "sites": sites_digest(chain.plan),
         "programs": ";".join(sorted(chain.fingerprints)),
     }
+    if node_devices:
+        fields[NODE_DEVICES] = str(node_devices)
     return fields | {f"program.{name}": value for name, value in sorted(chain.fingerprints.items())}
 
 

@@ -89,6 +89,7 @@ def read_config(
         attempt = int(variable("TANDEM_ATTEMPT"))
         timeout = float(environment.get("TANDEM_RECORDS_TIMEOUT") or 600)
         metrics = int(environment["TANDEM_METRICS_PORT"]) if environment.get("TANDEM_METRICS_PORT") else None
+        node_devices = int(environment.get("TANDEM_NODE_DEVICES") or 0)
         spec = msgspec.json.decode(variable("TANDEM_SPEC"))
     except (ValueError, msgspec.MsgspecError) as error:
         raise SetupError(
@@ -103,6 +104,7 @@ def read_config(
         role=role, run_id=run_id, attempt=attempt, spec=values, endpoint=variable("TANDEM_ENDPOINT"),
         own_public=_file(link / KeyFile.OWN_PUBLIC), own_secret=_file(link / KeyFile.OWN_SECRET),
         peer_public=_file(link / KeyFile.PEER_PUBLIC), database=url, node=environment.get("TANDEM_NODE", ""),
+        node_devices=node_devices,
         spool=str(Path(variable("TANDEM_HOME")) / "spool") if leads else None,
         suspect_node=environment.get("TANDEM_SUSPECT_NODE", ""), metrics_port=metrics if leads else None,
     )  # fmt: skip

@@ -72,6 +72,7 @@ def prepare(
     inputs: Inputs | None = None,
     *,
     run: str = "",
+    node_devices: int = 0,
 ) -> Any:
     """Compile and load; returns a `Prepared`.
 
@@ -83,6 +84,7 @@ def prepare(
         touch: told after everything that took time, for the watchdog.
         inputs: of the spec, if they were read already.
         run: the run's UUID in hexadecimal, which the checkpoints of its training carry.
+        node_devices: how many the suspect's node has; 0: those that are seen.
 
     Raises:
         TandemError: the inputs cannot be used or the devices do not suffice.
@@ -130,8 +132,9 @@ def prepare(
     elif spec.weights:
         weights = weights_digest(spec.weights)
     fields = parity.gather(
-        spec, inputs.model, inputs.training, chain, data=inputs.data.digest, weights=weights, profile=inputs.profile
-    )
+        spec, inputs.model, inputs.training, chain, data=inputs.data.digest, weights=weights, profile=inputs.profile,
+        node_devices=node_devices,
+    )  # fmt: skip
     drift = None
     if spec.workload in UNSYNCHRONISED:
         if spec.start is not None:

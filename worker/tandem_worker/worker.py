@@ -162,7 +162,7 @@ class Worker:
         self.show("starting")
         return prepare(
             self.spec, self.config.role, self.config.attempt, self.show, self.progress.touch, inputs=self._inputs,
-            run=self.config.run_id.hex,
+            run=self.config.run_id.hex, node_devices=self.config.node_devices,
         )  # fmt: skip
 
     def _lead(self, prepared: Any) -> int:

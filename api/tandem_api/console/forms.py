@@ -19,6 +19,8 @@ from tandem_api.launch.launcher import Order
 
 ALWAYS = ("workload", "kind", "model", "steps")
 """Fields that stand in the spec also where they are as by default: what was seen is what is meant."""
+OPEN = ("tp",)
+"""Fields that are empty at first, and stand in the spec once they are not: left out, they are the node's to decide."""
 FIRST = ("workload", "kind", "model", "tp", "steps", "duration", "seed", "fault")
 """Fields that are shown at once; the others open."""
 HINTS = {
@@ -28,7 +30,7 @@ HINTS = {
     "weights": "folder with config.json and safetensors, from the root; replaces the preset's model",
     "data": "text files from the root, one a line; none: Python's standard library",
     "tokenizer": "tokenizer.json or SentencePiece model, from the root; none: bytes",
-    "tp": "tensor-parallel ranks, one device each",
+    "tp": "tensor-parallel ranks, one device each; empty: as many as fit, on CPUs 2",
     "steps": "optimizer steps; empty with a duration: time ends the run",
     "duration": "seconds; the step that is going on is finished",
     "seed": "of initial weights and data order",
@@ -92,7 +94,8 @@ def controls(models: Iterable[str], faults: Iterable[str]) -> list[Control]:
             kind, options = "select", tuple(models)
         elif name == "fault":
             kind, options = "select", ("", *faults)
-        out.append(Control(name, name.replace("_", " "), HINTS.get(name, ""), kind, _shown(field.default), options))
+        default = "" if name in OPEN else _shown(field.default)
+        out.append(Control(name, name.replace("_", " "), HINTS.get(name, ""), kind, default, options))
     return out
 
 
@@ -126,7 +129,7 @@ def order(fields: Iterable[tuple[str, str]]) -> dict[str, Any]:
             value = [line.strip() for line in typed.splitlines() if line.strip()]
         else:
             value = _number(typed) if kind == "number" else typed
-        if name in ALWAYS or _shown(value) != _shown(field.default):
+        if name in (*ALWAYS, *OPEN) or _shown(value) != _shown(field.default):
             spec[name] = value
     out["spec"] = spec
     if typed := given.get("cluster", "").strip():

@@ -77,7 +77,7 @@ class ClusterLauncher:
     # -- orders --------------------------------------------------------------------------------------
 
     async def launch(self, order: Order, *, by: str, key: str | None) -> tuple[Launch, bool]:
-        check(order)
+        check(order, self.mode)
         body = pairrun(order, self._namespace, by=by, key=key)
         await self._check_nodes(order)
         try:

@@ -69,8 +69,12 @@ class Order(BaseModel):
         return hashlib.sha256(msgspec.json.encode(raw, order="sorted")).hexdigest()
 
 
-def check(order: Order) -> None:
+def check(order: Order, mode: str = "local") -> None:
     """What no schema says.
+
+    Args:
+        order: the order.
+        mode: of the launcher: in a cluster the node decides over how many devices a run without ``tp`` is split.
 
     Raises:
         Problem: 422, with the field.
@@ -84,8 +88,9 @@ def check(order: Order) -> None:
     except (SpecError, OSError, ValueError) as error:
         raise invalid("body.spec.model", str(error)) from None
     if spec.weights is None:
+        open_ = mode == "cluster" and "tp" not in spec.model_fields_set
         try:
-            resolve(spec)
+            resolve(spec.model_copy(update={"tp": 1}) if open_ else spec)
         except SpecError as error:
             raise invalid("body.spec", str(error)) from None
     paths: list[tuple[str, Path]] = [(name, path) for name in PATHS if (path := getattr(spec, name)) is not None]

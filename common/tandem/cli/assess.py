@@ -39,7 +39,7 @@ def assess(
     ] = "4h",
     each: Annotated[str, typer.Option(metavar="TIME", help="Length of each run.")] = "15m",
     model: Annotated[str, typer.Option(metavar="PRESET", help="Model preset; tiny never clears a node.")] = "small",
-    tp: Annotated[int, typer.Option(help="Tensor-parallel ranks, one device each.")] = 2,
+    tp: f.NodeTpOption = None,
     namespace: f.NamespaceOption = None,
     context: f.ContextOption = None,
     kubeconfig: f.KubeconfigOption = None,
@@ -59,7 +59,7 @@ def assess(
         raise UsageError("name the node (`tandem candidates` lists those in quarantine), or give --local")
     seconds, length = duration(budget, "--for"), duration(each, "--each")
     deadline = time.monotonic() + seconds
-    asked = {"model": model, "tp": tp}
+    asked: dict[str, Any] = {"model": model} | ({} if tp is None else {"tp": tp})
     validate(RunSpec, asked, "option")
     if local:
         return _local(asked, length, deadline, db, json=json)

@@ -24,6 +24,10 @@ TokenizerOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="tokenizer.json or tokenizer.model; without it, bytes.")
 ]
 TpOption = Annotated[int | None, typer.Option(help="Tensor-parallel ranks, one device each.  [default: 2]")]
+NodeTpOption = Annotated[
+    int | None,
+    typer.Option(help="Tensor-parallel ranks, one device each.  [default: as many of the node's as fit; on CPUs 2]"),
+]
 StepsOption = Annotated[int | None, typer.Option(help="Optimizer steps.  [default: 20]")]
 DurationOption = Annotated[float | None, typer.Option(metavar="SECONDS", help="End after this long.")]
 SeedOption = Annotated[int | None, typer.Option(help="Of initial weights and data order.  [default: 0]")]

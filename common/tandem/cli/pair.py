@@ -38,7 +38,7 @@ def pair(
     weights: f.WeightsOption = None,
     data: f.DataOption = None,
     tokenizer: f.TokenizerOption = None,
-    tp: f.TpOption = None,
+    tp: f.NodeTpOption = None,
     steps: f.StepsOption = None,
     duration: f.DurationOption = None,
     seed: f.SeedOption = None,

@@ -51,8 +51,8 @@ def of_world(seen: World, policy: Policy) -> list[Candidate]:
                 signs=signs,
                 reference=choice.reference.name if isinstance(choice, Pairing) else None,
                 why=choice.reference_reason if isinstance(choice, Pairing) else choice.message,
-                device=str(choice.device) if isinstance(choice, Pairing) else None,
-                devices=choice.devices if isinstance(choice, Pairing) else None,
+                device=str(choice.share.device) if isinstance(choice, Pairing) else None,
+                devices=choice.share.devices if isinstance(choice, Pairing) else None,
                 passed_over=[
                     PassedOver(p.node, p.reason, p.message)
                     for p in choice.passed_over

@@ -7,9 +7,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tandem.pairing import nodes as n
+from tandem.pairing.devices import (
+    COUNT_LABELS,
+    NoShare,
+    Shape,
+    Share,
+    device_of,
+    multi_host_slice,
+    shape_of,
+    share,
+    whole,
+)
 from tandem.pairing.nodes import Node, PodUse
 from tandem.pairing.policy import Policy
 from tandem.pairrun.spec import Device, PairRunSpec
@@ -52,9 +63,8 @@ class Pairing:
     reference: Node
     suspect_reason: str
     reference_reason: str
-    device: Device
-    devices: int
-    """How many of ``device`` each pod asks for; for CPU, the tensor-parallel ranks."""
+    share: Share
+    """What the pods take of the nodes' devices."""
     tolerated: tuple[str, ...]
     """Keys of the suspect's taints that its pod must tolerate."""
     passed_over: tuple[PassedOver, ...] = ()
@@ -71,27 +81,26 @@ class NoPairing:
     """Whether waiting cannot help."""
 
 
-def choose(spec: PairRunSpec, world: World, policy: Policy, tolerations: Sequence[str] = ()) -> Pairing | NoPairing:
+def choose(spec: PairRunSpec, world: World, policy: Policy) -> Pairing | NoPairing:
     """The pair for a request, or why there is none.
 
     Args:
         spec: the request.
         world: nodes, what runs on them, other runs' claims.
         policy: signs and likeness fields.
-        tolerations: taint keys that the spec's template tolerates on both pods.
     """
     named = _named(spec, world)
     if isinstance(named, NoPairing):
         return named
+    shape = shape_of(spec)
+    if isinstance(shape, NoShare):
+        return NoPairing(shape.reason, shape.message, final=shape.final)
     passed: list[PassedOver] = []
     why_not: list[NoPairing] = []
     for suspect, reason in _suspects(spec, world, policy, passed):
-        found = _partner(spec, world, policy, suspect, reason, tolerations)
+        found = _partner(spec, shape, world, policy, suspect, reason)
         if isinstance(found, Pairing):
-            return Pairing(
-                found.suspect, found.reference, found.suspect_reason, found.reference_reason, found.device,
-                found.devices, found.tolerated, (*passed, *found.passed_over),
-            )  # fmt: skip
+            return replace(found, passed_over=(*passed, *found.passed_over))
         why_not.append(found)
         passed.append(PassedOver(node=suspect.name, role=Role.SUSPECT, reason=found.reason, message=found.message))
         passed += found.passed_over
@@ -149,7 +158,7 @@ def _not_a_suspect(
 ) -> tuple[str, str] | None:
     if (label := n.opted_out(node, policy)) is not None:
         return "OptedOut", f"{node.name} asks to be left alone ({label})"
-    if n.multi_host_slice(node, policy):
+    if multi_host_slice(node, world.nodes, policy):
         return "MultiHostSliceUnsupported", (
             f"{node.name} is one host of a TPU slice of several "
             f"({node.labels[policy.tpu_topology_label]}): such a host cannot compute alone"
@@ -170,15 +179,19 @@ def _not_a_suspect(
 
 
 def _partner(
-    spec: PairRunSpec, world: World, policy: Policy, suspect: Node, reason: str, tolerations: Sequence[str]
+    spec: PairRunSpec,
+    shape: Shape,
+    world: World,
+    policy: Policy,
+    suspect: Node,
+    reason: str,
 ) -> Pairing | NoPairing:
-    device = n.device_of(suspect, spec.resources.device)
-    count = _devices(spec, suspect, device)
-    if isinstance(count, NoPairing):
-        return count
-    needs = _needs(spec, device, count)
-    tolerated = [*tolerations, *n.tolerated_taints(suspect, policy)]
-    if (taint := n.untolerated(suspect, tolerated, policy)) is not None:
+    taken = share(spec, shape, suspect, policy)
+    if isinstance(taken, NoShare):
+        return NoPairing(taken.reason, taken.message, final=taken.final)
+    needs = _needs(spec, taken)
+    asked = spec.template.tolerations
+    if (taint := n.untolerated(suspect, n.tolerated_taints(suspect, policy), asked, policy)) is not None:
         return NoPairing(
             "UntoleratedTaint",
             f"the taint {taint} keeps pods off {suspect.name}: add it to the policy's quarantine list, "
@@ -191,7 +204,7 @@ def _partner(
     for node in world.nodes:
         if node.name == suspect.name or not spec.reference.matches(node.name, node.labels):
             continue
-        why = _not_a_reference(spec, node, suspect, needs, world, policy, tolerations)
+        why = _not_a_reference(spec, node, suspect, needs, world, policy)
         if why is None:
             found.append(node)
         else:
@@ -209,9 +222,8 @@ def _partner(
     because = "named" if spec.reference.node_name else "like the suspect, " + ("idle" if not busy else "has room")
     if tried:
         because += f", tried {tried} times"
-    return Pairing(
-        suspect, best, reason, because, device, count, tuple(n.tolerated_taints(suspect, policy)), tuple(passed)
-    )
+    reason = "; ".join(filter(None, (reason, taken.sentence)))
+    return Pairing(suspect, best, reason, because, taken, tuple(n.tolerated_taints(suspect, policy)), tuple(passed))
 
 
 def _order(node: Node, needs: Mapping[str, float], world: World) -> tuple[int, int, int, int]:
@@ -230,19 +242,18 @@ def _not_a_reference(
     needs: Mapping[str, float],
     world: World,
     policy: Policy,
-    tolerations: Sequence[str],
 ) -> tuple[str, str] | None:
     if (label := n.opted_out(node, policy)) is not None:
         return "OptedOut", f"asks to be left alone ({label})"
     if signs := n.quarantine_signs(node, policy):
         return "Quarantined", f"quarantined itself ({', '.join(signs)})"
-    if n.multi_host_slice(node, policy):
+    if multi_host_slice(node, world.nodes, policy):
         return "MultiHostSliceUnsupported", "one host of a TPU slice of several cannot compute alone"
     if not node.ready:
         return "NodeNotReady", "not Ready"
-    if (field_ := n.unlike(suspect, node, policy)) is not None:
+    if (field_ := _unlike(spec, suspect, node, policy)) is not None:
         return "Unlike", f"differs from {suspect.name} in {field_}"
-    if (taint := n.untolerated(node, tolerations, policy)) is not None:
+    if (taint := n.untolerated(node, (), spec.template.tolerations, policy)) is not None:
         return "UntoleratedTaint", f"the taint {taint} keeps pods off it"
     for claim in world.claims:
         if claim.suspect == node.name:
@@ -277,41 +288,26 @@ def _no_reference(suspect: Node, passed: Sequence[PassedOver]) -> str:
 # -- devices and room --------------------------------------------------------------------------------
 
 
-def _devices(spec: PairRunSpec, suspect: Node, device: Device) -> int | NoPairing:
-    """How many devices each pod asks for."""
-    tp = spec.run.tp if "tp" in spec.workload else None
-    if device is Device.CPU:
-        return spec.run.tp
-    capacity, allocatable = (int(q.get(device, 0)) for q in (suspect.capacity, suspect.allocatable))
-    if not allocatable:
-        return NoPairing("NoDevices", f"{suspect.name} offers no {device}: is its device plugin running?")
-    whole = max(capacity, _labelled(suspect, device))
-    if spec.resources.devices == "all" and allocatable < whole:
-        return NoPairing(
-            "DevicesMissing",
-            f"{suspect.name} offers {allocatable} of its {whole} {device}: "
-            "run on what is left with resources.devices: allocatable",
-        )
-    if tp is not None and tp != allocatable:
-        return NoPairing(
-            "ImpossibleTP",
-            f"tp {tp} does not use the {allocatable} {device} of {suspect.name}: "
-            "leave workload.tp out, or set it to that",
-            final=True,
-        )
-    return allocatable
+def _unlike(spec: PairRunSpec, suspect: Node, node: Node, policy: Policy) -> str | None:
+    """What two nodes differ in; with ``devices: allocatable`` how many devices they have is no difference.
+
+    Kernels and rings follow the number, and not every label tells it; where a run takes what a plugin has left, the
+    labels that count follow the loss.
+    """
+    device = device_of(suspect, spec.resources.device)
+    some = spec.resources.devices == "allocatable"
+    if (field_ := n.unlike(suspect, node, policy, COUNT_LABELS.get(device, ()) if some else ())) is not None:
+        return field_
+    if device is Device.CPU or some:
+        return None
+    mine, theirs = (whole(each, device, policy) for each in (suspect, node))
+    return None if mine == theirs else f"its number of {device} ({mine}, {theirs})"
 
 
-def _labelled(node: Node, device: Device) -> int:
-    """Devices that the node's labels speak of, for a plugin that dropped a sick one from the capacity too."""
-    count = node.labels.get("nvidia.com/gpu.count", "") if device is Device.NVIDIA else ""
-    return int(count) if count.isdigit() else 0
-
-
-def _needs(spec: PairRunSpec, device: Device, count: int) -> dict[str, float]:
+def _needs(spec: PairRunSpec, taken: Share) -> dict[str, float]:
     needs = {"cpu": n.quantity(spec.resources.cpu), "memory": n.quantity(spec.resources.memory), "pods": 1.0}
-    if device is not Device.CPU:
-        needs[device] = float(count)
+    if taken.device is not Device.CPU:
+        needs[taken.device] = float(taken.devices)
     return needs
 
 

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from tandem.pairing.policy import Policy, Signal
-from tandem.pairrun.spec import Device
+from tandem.pairrun.spec import Toleration
 
-ACCELERATORS = (Device.NVIDIA, Device.AMD, Device.TPU)
-ACCELERATOR_LABELS = {
-    Device.NVIDIA: ("nvidia.com/gpu.product", "nvidia.com/gpu.count", "cloud.google.com/gke-accelerator"),
-    Device.AMD: ("amd.com/gpu.product-name", "amd.com/gpu.device-id"),
-    Device.TPU: ("cloud.google.com/gke-tpu-accelerator",),
-}
-"""Labels by which a node says that it has such devices, whatever its device plugin offers at the moment."""
 CORDON_TAINT = "node.kubernetes.io/unschedulable"
 """Set by Kubernetes on a cordoned node."""
 _TAINTS = ("taint", "unschedulable")
@@ -114,7 +107,9 @@ def _pod_requests(spec: Mapping[str, Any]) -> dict[str, float]:
             largest = _most(largest, _add(running, requests(init)))
     for container in spec.get("containers") or []:
         running = _add(running, requests(container))
-    return _add(_most(running, largest), quantities(spec.get("overhead") or {}))
+    # What a pod asks for as a whole stands in place of its containers' sum.
+    whole = requests(spec) if spec.get("resources") else {}
+    return _add(_most(running, largest) | whole, quantities(spec.get("overhead") or {}))
 
 
 def _add(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
@@ -141,6 +136,11 @@ def quantity(text: Any) -> float:
     except ValueError:
         return 0.0
     return value if math.isfinite(value) else 0.0
+
+
+def count(text: str | None) -> int:
+    """A label's value as a number; 0 for what is none."""
+    return int(text) if text is not None and re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
 def quantities(values: Mapping[str, Any]) -> dict[str, float]:
@@ -186,19 +186,30 @@ def tolerated_taints(node: Node, policy: Policy) -> list[str]:
     return sorted({key for key in named if key is not None and not key.endswith("*")} | there)
 
 
-def untolerated(node: Node, tolerated: Iterable[str], policy: Policy) -> str | None:
+def untolerated(node: Node, keys: Iterable[str], tolerations: Iterable[Toleration], policy: Policy) -> str | None:
     """The first taint that would keep a pod off the node, or throw it out; None if there is none.
 
     Args:
         node: the node.
-        tolerated: keys that the pod tolerates besides the device taints.
+        keys: taints that the pod tolerates whatever their value and effect, besides the device taints.
+        tolerations: those of the pod's template, which may be narrower.
         policy: names the device taints.
     """
-    known = {*tolerated, *policy.device_taints}
+    known, asked = {*keys, *policy.device_taints}, list(tolerations)
     for taint in node.taints:
-        if taint.effect in ("NoSchedule", "NoExecute") and taint.key not in known:
-            return taint.key
+        if taint.effect not in ("NoSchedule", "NoExecute") or taint.key in known:
+            continue
+        if not any(_tolerates(each, taint) for each in asked):
+            value = f"={taint.value}" if taint.value else ""
+            return f"{taint.key}{value}:{taint.effect}"
     return None
+
+
+def _tolerates(toleration: Toleration, taint: Taint) -> bool:
+    """As the scheduler reads it: an effect or a value that is given must be the taint's."""
+    if toleration.key != taint.key or toleration.effect not in (None, taint.effect):
+        return False
+    return toleration.operator == "Exists" or (toleration.value or "") == taint.value
 
 
 def opted_out(node: Node, policy: Policy) -> str | None:
@@ -207,9 +218,16 @@ def opted_out(node: Node, policy: Policy) -> str | None:
     return f"{found.key}={node.labels[found.key]}" if found else None
 
 
-def unlike(one: Node, other: Node, policy: Policy) -> str | None:
-    """The first likeness field in which two nodes differ, with both values; None if they are alike."""
-    for label in policy.likeness.labels:
+def unlike(one: Node, other: Node, policy: Policy, but: Container[str] = ()) -> str | None:
+    """The first likeness field in which two nodes differ, with both values; None if they are alike.
+
+    Args:
+        one: a node.
+        other: another.
+        policy: the fields.
+        but: labels among them that do not count.
+    """
+    for label in (label for label in policy.likeness.labels if label not in but):
         mine, theirs = one.labels.get(label), other.labels.get(label)
         if mine != theirs:
             return f"{label} ({_shown(mine)}, {_shown(theirs)})"
@@ -221,23 +239,3 @@ def unlike(one: Node, other: Node, policy: Policy) -> str | None:
 
 def _shown(value: str | None) -> str:
     return "absent" if value is None else value
-
-
-def multi_host_slice(node: Node, policy: Policy) -> bool:
-    """Whether the node is one host of a TPU slice of several: its topology has more chips than the node."""
-    topology = node.labels.get(policy.tpu_topology_label)
-    if topology is None or not re.fullmatch(r"\d+(x\d+)*", topology):
-        return False
-    chips = math.prod(int(part) for part in topology.split("x"))
-    return chips > max(node.capacity.get(Device.TPU, 0), node.allocatable.get(Device.TPU, 0))
-
-
-def device_of(node: Node, asked: Device) -> Device:
-    """The kind of device that a pod on this node asks for."""
-    if asked is not Device.AUTO:
-        return asked
-    for device in ACCELERATORS:
-        labelled = any(label in node.labels for label in ACCELERATOR_LABELS[device])
-        if node.capacity.get(device, 0) or node.allocatable.get(device, 0) or labelled:
-            return device
-    return Device.CPU

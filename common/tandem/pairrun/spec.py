@@ -107,7 +107,8 @@ class Resources(_Model):
     devices: Literal["all", "allocatable"] = Field(
         "all",
         description="all: every device that the node has, and a node with fewer allocatable ones is refused. "
-        "allocatable: as many as the suspect's node still offers, and as many on the reference. Default: all.",
+        "allocatable: as many as the suspect's node still offers, and as many on the reference. Both pods ask for "
+        "them; workload.tp of them compute. Default: all.",
     )
     cpu: Quantity = Field("1", description="CPUs that each pod requests. Default: 1.")
     memory: Quantity = Field("2Gi", description="Memory that each pod requests and is limited to. Default: 2Gi.")

@@ -59,12 +59,19 @@ class AttemptStatus(_Model):
     reference: Chosen = Field(description="Healthy node.")
     device: str = Field("cpu", description="Resource that each pod asks for.")
     devices: int = Field(0, description="How many of it.")
+    tp: int = Field(0, description="Tensor-parallel ranks: how many of them compute.")
+    node_devices: int = Field(0, description="How many the suspect's node has, those that its plugin dropped included.")
     started_at: str = Field(description="When it was decided.")
     running_at: str | None = Field(None, description="When both pods ran.")
     ended_at: str | None = Field(None, description="When it ended.")
     reason: str = Field("", description="How it ended: completed, stopped, or the named reason.")
     message: str = Field("", description="One sentence for people.")
     infrastructure: bool = Field(False, description="Whether that reason says nothing about the nodes' arithmetic.")
+
+    @property
+    def ranks(self) -> int:
+        """Tensor-parallel ranks; an older controller used every device."""
+        return self.tp or self.devices
 
 
 class Counts(_Model):

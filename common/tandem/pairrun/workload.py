@@ -131,8 +131,9 @@ _PATH = {"type": "string", "maxLength": 4096, "pattern": "^/"}
 """A path in the pods."""
 _PROFILE = {"type": "string", "maxLength": 4096, "pattern": r"^(/.*|[A-Za-z0-9][A-Za-z0-9._-]*)$"}
 """A path in the pods, or a name."""
-UNSET = ("model", "steps")
-"""Fields whose absence means something: the weights' own preset, a run that only time ends."""
+UNSET = ("model", "steps", "tp")
+"""Fields whose absence means something: the weights' own preset, a run that only time ends, the node's devices. The API
+server writes a schema's default into each object, which then says what its user never said."""
 
 DESCRIPTIONS = {
     "workload": "What the pair runs.",
@@ -140,7 +141,8 @@ DESCRIPTIONS = {
     "weights": "Folder in the pods with Hugging Face config.json and safetensors. Default: random weights.",
     "data": "Text files in the pods to train on. Default: the source text of Python's standard library.",
     "tokenizer": "A tokenizer.json in the pods. Default: bytes.",
-    "tp": "Tensor-parallel ranks, one device each.",
+    "tp": "Tensor-parallel ranks, one device each. Default: as many of the node's devices as the model can be "
+    "split over; on CPUs 2.",
     "steps": "Optimizer steps. Default: 20, or none if durationSeconds is given.",
     "duration": "Seconds after which the run ends with the step it is in.",
     "seed": "Of initial weights and data order.",

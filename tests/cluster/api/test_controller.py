@@ -172,6 +172,24 @@ def test_a_pair_that_does_not_start_is_removed_whole(pair: Hands) -> None:
         until("no Jobs", lambda: not pair.jobs())
 
 
+def test_a_suspended_run_loses_its_pods_and_no_attempt_and_goes_on_once_it_is_resumed(pair: Hands) -> None:
+    def suspend(wanted: bool) -> None:
+        pair.kube.patch(PAIRRUNS.path(pair.namespace, "check"), {"spec": {"suspend": wanted}})
+
+    with leading(pair):
+        pair.create(retry={"maxAttempts": 1, "backoffSeconds": 600})
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+        suspend(True)
+        pair.wait_for(names.RUNNING, "False", "Suspended")
+        until("no Jobs", lambda: not pair.jobs())
+        assert pair.status().attempts[0].reason == "suspended"
+        suspend(False)
+        pair.start(2)
+        pair.wait_for(names.RUNNING, "True", "Running")
+        assert pair.status().attempt == 2
+
+
 # -- other runs, other people ------------------------------------------------------------------------------
 
 

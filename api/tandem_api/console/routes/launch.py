@@ -105,7 +105,7 @@ def _read(
     if order is None:
         return None, body, shown
     try:
-        check(order)
+        check(order, parts.launcher.mode)
         if shown["of_cluster"]:
             made = pairrun(order, parts.settings.namespace, by="", key=None)
             shown["yaml"] = forms.object_yaml(made)
