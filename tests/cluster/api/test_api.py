@@ -49,13 +49,16 @@ class Cluster:
         self.server, self.database, self.namespace = server, database, f"t-{os.urandom(4).hex()}"
         self.kube = Kube.connect(kubeconfig=str(server.kubeconfig), namespace=self.namespace)
         self.kube.create(NAMESPACES.path(), {"metadata": {"name": self.namespace}})
+        self._nodes: list[str] = []
         self.sick, self.well = f"sick-{self.namespace}", f"well-{self.namespace}"
         for name, cordoned in ((self.sick, True), (self.well, False)):
-            self._node(name, cordoned=cordoned)
+            self.node(name, cordoned=cordoned)
         for name, verbs in VERBS.items():
             self._person(name, verbs)
 
-    def _node(self, name: str, *, cordoned: bool) -> None:
+    def node(self, name: str, *, cordoned: bool) -> None:
+        """A Ready node, until the test ends."""
+        self._nodes.append(name)
         labels = {"node.kubernetes.io/instance-type": self.namespace}
         self.kube.create(
             NODES.path(), {"metadata": {"name": name, "labels": labels}, "spec": {"unschedulable": cordoned}}
@@ -103,7 +106,7 @@ class Cluster:
         )  # fmt: skip
 
     def close(self) -> None:
-        for name in (self.sick, self.well):
+        for name in self._nodes:
             self.kube.delete(NODES.path(name=name))
 
 
