@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import subprocess
@@ -297,11 +298,21 @@ def test_the_api_server_goes_away(cluster: Cluster) -> None:
             answer = api.client.get("/v1/runs", headers=bearer(new))
             is_problem(answer, 503, "authentication-away")
             assert int(answer.headers["retry-after"]) > 0
+            for path, method, operation in operations():
+                address = path.format(run_id="01a22cc1-d103-7888-87fa-7d0f4c4e4b65", name="gpu-1", table="steps")
+                is_problem(api.client.request(method, address, headers=bearer(new)), 503, "authentication-away")
+                assert "503" in operation["responses"], (method, path)
             refused = api.client.post("/v1/runs", json={"node": cluster.sick})
             is_problem(refused, 503, refused.json()["type"].rsplit(":", 1)[1])
         finally:
             cluster.server.start("kube-apiserver")
         until("it to answer again", lambda: api.client.get("/v1/runs", headers=bearer(new)).status_code == 200)
+
+
+def operations() -> list[tuple[str, str, Any]]:
+    """Path, method and documentation of all that asks for a token."""
+    paths = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())["paths"]
+    return [(path, method, it) for path, item in paths.items() for method, it in item.items() if it["security"]]
 
 
 def test_launching_needs_no_database(cluster: Cluster) -> None:
