@@ -225,7 +225,10 @@ def test_charts_have_their_data_as_tables_and_numbers_their_bounds(tab, api: Ser
     assert "excluded at 95 %" in tab.text()
 
 
+@pytest.mark.needs("axe")
 def test_the_launch_form_is_usable_by_keyboard_alone_and_shows_what_it_sends(tab, api: Served) -> None:
+    from console import violations
+
     tab.open(f"{api.url}/console/launch")
     focused = "document.activeElement.id"
     tab.press("Tab")
@@ -247,6 +250,7 @@ def test_the_launch_form_is_usable_by_keyboard_alone_and_shows_what_it_sends(tab
     assert tab.ask("document.querySelector('#f-steps').value") == "-3", "what was typed is still there"
     assert any("422" in line for line in tab.said)
     tab.said.clear()
+    assert violations(tab) == []
     tab.press("Tab")
     tab.press("Enter")
     tab.until(f"{focused} === 'f-steps'")
