@@ -49,7 +49,7 @@ def fill(engine: Engine, url: str, rows: int) -> tuple[list[str], int]:
         The nodes with `NODE_RUNS` runs each (`MANY` is one more), and how many runs there are.
     """
     runs = max(NODE_RUNS + MANY_RUNS, rows // RUN_ROWS)
-    return _clone(url, _first_run(engine, url), runs), runs
+    return _clone(url, ended_run(engine, url), runs), runs
 
 
 def begin_run(engine: Engine, node: str) -> UUID:
@@ -73,15 +73,17 @@ def begin_run(engine: Engine, node: str) -> UUID:
     return run_id
 
 
-def _first_run(engine: Engine, url: str) -> UUID:
-    run_id = begin_run(engine, "node-0")
+def ended_run(engine: Engine, url: str, node: str = "node-0", mismatches: int = RUN_ROWS) -> UUID:
+    """A run with its verdict, written as any."""
+    run_id = begin_run(engine, node)
     with open_connection(url) as conn:
         writer.prepare(conn)
-        writer.write(conn, [writer.line(record) for record in records(run_id, STEPS, RUN_ROWS)])
+        writer.write(conn, [writer.line(record) for record in records(run_id, STEPS, mismatches)])
     now = time.time()
     store.finish_attempt(engine, run_id, 1, state=AttemptState.CLOSED, reason="completed", ended_at=now)
+    verdict = "mismatch" if mismatches else "match"
     store.finish_run(
-        engine, run_id, verdict="mismatch", reason="completed", sentence="mismatch: made by the bench", finished_at=now
+        engine, run_id, verdict=verdict, reason="completed", sentence=f"{verdict}: made by the bench", finished_at=now
     )
     return run_id
 

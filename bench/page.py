@@ -59,12 +59,18 @@ _NOTES = """
 - **memory**: the largest sum of live device buffers of the reference, looked at after every program start, less that
   of unsynchronised steps. The bound is the largest sum, over programs of together at most `window` sites, of the
   buffers that they read and write, each once, plus 64 MB. Resident sizes are those of real worker processes.
-- **metrics**: scrapes over HTTP of what the API and a reference worker tell, one after the other. The gauges of the
-  fleet are computed behind the scrapes; here no answer is kept, so that every scrape asks the question anew.
+- **metrics**: scrapes over HTTP, each on a new connection, of processes of their own: `tandem serve` after one request
+  of each of its routes and pages, a reference worker's exposition, and a controller's with as many live PairRuns in its
+  cache. The gauges of the fleet are computed behind a scrape and kept as the API keeps them; the first scrape of a
+  process, which waits for them, is `metrics.first`, and `metrics.fleet_question` is what is asked.
 - **api_events**: `tandem serve` in a process of its own, a writer that commits a step of each live run every second as
   references do, and clients on sockets, ten for each run. A step counts with its last client.
 - **api_reads**: fifty clients on kept connections, each asking again as soon as it was answered, against the statements
   that the API sends for the same addresses, by as many tasks through a pool of the same kind and size.
+- **console**: a run's page in Chromium, signed in, from the start of its loading until the report and the first page of
+  mismatches are there and the page has worked through what came before: then it answers to keys and clicks. Both runs
+  are over, so that their report is drawn for the first who looks (`console.first`) and kept for the others. Both take
+  turns in one browser, which has the scripts and styles already.
 - **controller**: a controller process with the chart's settings on a real etcd and kube-apiserver, which share the
   machine with it. PairRuns come at 5/s; pods and their nodes are made by hand, each pair starts as soon as its Jobs are
   there, and every live run steps once a second in PostgreSQL. Requests are those that the API server counted, of the

@@ -81,12 +81,13 @@ def serving(
     token: str = TOKEN,
     folder: Path | None = None,
     pool: int = 5,
+    port: int = 0,
     **settings: Any,
 ) -> Iterator[Served]:
-    """A server on any port of the loopback device, with the local parts unless others are given."""
+    """A server on a port of the loopback device (0: any), with the local parts unless others are given."""
     chosen = Settings.model_validate({**LOCAL, **settings})
     mine = folder or Path(tempfile.mkdtemp(prefix="tandem-api-"))
-    listening = bound("127.0.0.1", 0)
+    listening = bound("127.0.0.1", port)
     made: list[tuple[FastAPI, Server]] = []
     failed: list[BaseException] = []
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -45,3 +49,23 @@ def violations(tab: Tab) -> list[Any]:
 def fits(tab: Tab) -> bool:
     """Whether the page is no wider than its window: wide tables scroll by themselves."""
     return bool(tab.ask("document.documentElement.scrollWidth <= innerWidth"))
+
+
+@contextmanager
+def answering(port: int, page: bytes, status: int = 200) -> Iterator[int]:
+    """Somebody else's server, with one page for all addresses; its port."""
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "text/html")
+            self.end_headers()
+            self.wfile.write(page)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", port), Other) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()

@@ -86,6 +86,7 @@ def create_app(
         sessions=Sessions(authenticator.secret, clock), clock=clock,
     )  # fmt: skip
     app.state.reports = Reports(store)
+    app.state.connections = lambda: 0  # the server around it knows
     problems.install(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(only_known_parameters)])

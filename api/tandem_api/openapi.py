@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
 from tandem_api.problems import ProblemDetails
+from tandem_api.security.sessions import CSRF_HEADER, SECURE_COOKIE
 
 FILE = Path("docs/openapi.json")
 SUMMARY = "Finds silent data corruption in accelerator nodes."
@@ -28,6 +29,21 @@ TAGS: list[dict[str, Any]] = [
     {"name": "catalogue", "description": "Presets and fault profiles."},
     {"name": "health", "description": "Probes and metrics; without a token."},
 ]
+
+
+SESSION: dict[str, dict[str, Any]] = {
+    "Session": {
+        "type": "apiKey", "in": "cookie", "name": SECURE_COOKIE,
+        "description": "Of a browser that has signed in to the console; where it is reached by HTTP its name is "
+        "`tandem-session-` and the port. It counts only without an `Authorization` header.",
+    },
+    "SessionCSRF": {
+        "type": "apiKey", "in": "header", "name": CSRF_HEADER,
+        "description": "What a session's write must carry: the field `csrf` of the console's forms, sent from a page "
+        "of this server's own origin.",
+    },
+}  # fmt: skip
+"""The console's sessions, beside bearer tokens."""
 
 
 def install(app: FastAPI) -> None:
@@ -57,8 +73,11 @@ def _complete(app: FastAPI) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     _whole_numbers(found)
+    found["components"]["securitySchemes"] |= SESSION
     for path, item in found["paths"].items():
-        for operation in item.values():
+        for method, operation in item.items():
+            if operation.get("security"):  # either of them will do
+                operation["security"].append({"Session": []} if method == "get" else {name: [] for name in SESSION})
             operation["operationId"] = _operation(operation["operationId"], path)
             for answer in operation["responses"].values():
                 for content in answer.get("content", {}).values():

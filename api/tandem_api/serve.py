@@ -20,8 +20,10 @@ from tandem.errors import SetupError
 from tandem_api.app import create_app
 from tandem_api.launch.launcher import Launcher
 from tandem_api.live.hub import Hub
+from tandem_api.problems import Problem
 from tandem_api.reads.store import Store
 from tandem_api.security.authenticate import Authenticator
+from tandem_api.security.limits import HEADERS
 from tandem_api.settings import Settings
 
 DEAD_MS = 30_000
@@ -29,8 +31,6 @@ DEAD_MS = 30_000
 GRACE_S = 5
 """How long requests under way may take when the process ends."""
 LARGEST_HEAD = 32 << 10
-CONNECTIONS = 2000
-"""At once; those beyond are answered 503."""
 
 
 class Server(uvicorn.Server):
@@ -69,6 +69,18 @@ def protocol(head_s: float) -> type[H11Protocol]:
             self._heard()
             super().connection_lost(exc)
 
+        def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it goes to the log alone
+            """What is no HTTP never reaches the application, whose errors it is answered like."""
+            if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+                self.transport.abort()  # in the middle of an answer
+                return
+            answer = Problem(400, "no-http", "this is no HTTP request that can be read").response()
+            headers = [*answer.raw_headers, *((k.encode(), v.encode()) for k, v in HEADERS.items())]
+            head = h11.Response(status_code=400, headers=[*headers, (b"Connection", b"close")], reason=b"Bad Request")
+            for event in (head, h11.Data(data=bytes(answer.body)), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+            self.transport.close()
+
         def _wait(self) -> None:
             if self._late is None:
                 self._late = self.loop.call_later(head_s, self._give_up)
@@ -98,12 +110,13 @@ def server_of(app: FastAPI, settings: Settings) -> Server:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        limit_concurrency=CONNECTIONS,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=LARGEST_HEAD,
     )
-    return Server(config, hub.close)
+    server = Server(config, hub.close)
+    app.state.connections = lambda: len(server.server_state.connections)
+    return server
 
 
 def bound(host: str, port: int) -> socket.socket:

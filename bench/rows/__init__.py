@@ -18,6 +18,7 @@ BENCHES = {
     "metrics": "bench.rows.metrics:measure",
     "api_reads": "bench.rows.api_reads:measure",
     "api_events": "bench.rows.api_events:measure",
+    "console": "bench.rows.console_page:measure",
     "controller": "bench.rows.controller:measure",
 }
 """Name -> ``module:function``, called with `bench.options.Options`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -32,6 +33,8 @@ ROOT = Path(__file__).parents[2]
 DOCUMENT = json.loads((ROOT / "docs/openapi.json").read_text(encoding="utf-8"))
 OPERATIONS = [(path, method, o) for path, item in DOCUMENT["paths"].items() for method, o in item.items()]
 NAMES = [f"{method} {path}" for path, method, _ in OPERATIONS]
+NO_QUERY = [("/v1/runs", "post"), ("/v1/runs/{run_id}/cancel", "post")]
+"""Beginning and ending runs asks the database nothing."""
 
 
 def test_the_committed_document_is_that_of_the_code() -> None:
@@ -60,9 +63,12 @@ def test_every_operation_is_documented_whole(path: str, method: str, operation: 
     """What it does, whom it asks for a token, its errors as problems, and an example of every answer."""
     assert operation["description"]
     answers = operation["responses"]
+    assert {"403", "413", "421", "422", "500", "503"} <= set(answers)
     if path.startswith("/v1"):
-        assert operation["security"] == [{"HTTPBearer": []}]
-        assert {"401", "403", "422", "429", "500"} <= set(answers)
+        session = {"Session": []} if method == "get" else {"Session": [], "SessionCSRF": []}
+        assert operation["security"] == [{"HTTPBearer": []}, session]
+        assert {"401", "429"} <= set(answers)
+        assert ("504" in answers) == (path.split("/")[2] in ("runs", "nodes") and (path, method) not in NO_QUERY)
     else:
         assert operation["security"] == []
     for status, answer in answers.items():
@@ -152,6 +158,36 @@ def test_a_fuzzer_finds_no_server_error_and_no_undocumented_answer(
         send()
     except Unsatisfiable:
         assert mode is GenerationMode.NEGATIVE, "nothing can be wrong with a request that has no parameter"
+
+
+@pytest.mark.parametrize(
+    ("status", "headers", "query"),
+    [
+        (401, {"Authorization": "Bearer wrong"}, ""), (413, {"Content-Length": str(1 << 40)}, ""),
+        (421, {"Host": "evil.example"}, ""), (422, {}, "?nowhere=1"), (422, {}, "?%00"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_a_server_says_of_any_request_is_documented_everywhere(
+    api: Served, status: int, headers: dict[str, str], query: str
+) -> None:
+    """No fuzzer gives another host's name, a false length, or a parameter that is nowhere."""
+    for path, method, operation in OPERATIONS:
+        if status == 401 and not operation["security"]:
+            continue
+        address = path.format(run_id=RUN, name="gpu-17", table="steps")
+        connection = HTTPConnection("127.0.0.1", int(api.url.rsplit(":", 1)[1]), timeout=DEADLINE_S)
+        body = b"{}" if method == "post" else b""
+        own = {"Host": "127.0.0.1", "Authorization": f"Bearer {TOKEN}", "Content-Length": str(len(body))}
+        connection.putrequest(method.upper(), address + query, skip_host=True, skip_accept_encoding=True)
+        for name, value in (own | headers).items():
+            connection.putheader(name, value)
+        connection.endheaders(body)
+        answer = connection.getresponse()
+        media = answer.headers["content-type"]
+        connection.close()
+        assert (answer.status, media) == (status, "application/problem+json"), (method, path)
+        assert str(status) in operation["responses"], (method, path)
 
 
 def test_a_generated_client_works(api: Served) -> None:

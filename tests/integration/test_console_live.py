@@ -10,7 +10,9 @@ import pytest
 from serve_process import served
 from supervised import Home, new_home, until
 
-pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium"), pytest.mark.needs("console")]
+pytestmark = [
+    pytest.mark.slow, pytest.mark.needs("chromium"), pytest.mark.needs("console"), pytest.mark.needs("axe"),
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def home() -> Iterator[Home]:
 def test_a_run_from_the_form_to_its_verdict_through_a_restart(home: Home) -> None:
     """The stream is lost, the page says so, and it goes on where it was."""
     from browser import chromium
-    from console import sign_in
+    from console import sign_in, violations
 
     title = "document.querySelector('h1').innerText"
     with chromium() as tab:
@@ -44,10 +46,12 @@ def test_a_run_from_the_form_to_its_verdict_through_a_restart(home: Home) -> Non
             tab.until("document.querySelector('#report table') && document.querySelector('#report svg.chart')", 60)
             assert tab.ask("document.querySelector('#newest').rows.length") > 0
             assert "Synthetic run" in tab.text()
+            assert violations(tab) == [], "of a run that goes on"
             assert [line for line in tab.said if not line.startswith("info: Autofocus")] == []
             assert all(url.startswith((f"{api.url}/", "data:")) for url in tab.requests)
             api.end(signal.SIGKILL)
             tab.until("!document.querySelector('#lost').hidden", 30)
+            assert violations(tab) == [], "of a stream that is lost"
             before = tab.ask("document.querySelector('#now').dataset.last")
         with served(home, port) as api:
             tab.until("document.querySelector('#lost').hidden", 60)
@@ -58,6 +62,7 @@ def test_a_run_from_the_form_to_its_verdict_through_a_restart(home: Home) -> Non
             tab.open(f"{api.url}/console/runs/{run}")
             tab.until("document.querySelector('#report section') && document.querySelector('#mismatches table')")
             assert tab.ask(title).startswith("mismatch:")
+            assert violations(tab) == [], "of the verdict"
             api.end()
     home.at_rest()
 

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import quote
 
@@ -19,8 +15,7 @@ from sqlalchemy import Engine
 from api_server import TOKEN, Served, own_database, serving
 from node_runs import BEGAN, HOUR, node_run, store_run
 from sample_runs import sample_run
-from tandem.db.engine import connect, open_connection, parse
-from tandem_api.launch.local import LocalLauncher
+from tandem.db.engine import connect
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium"), pytest.mark.needs("console")]
 
@@ -230,7 +225,10 @@ def test_charts_have_their_data_as_tables_and_numbers_their_bounds(tab, api: Ser
     assert "excluded at 95 %" in tab.text()
 
 
+@pytest.mark.needs("axe")
 def test_the_launch_form_is_usable_by_keyboard_alone_and_shows_what_it_sends(tab, api: Served) -> None:
+    from console import violations
+
     tab.open(f"{api.url}/console/launch")
     focused = "document.activeElement.id"
     tab.press("Tab")
@@ -252,6 +250,7 @@ def test_the_launch_form_is_usable_by_keyboard_alone_and_shows_what_it_sends(tab
     assert tab.ask("document.querySelector('#f-steps').value") == "-3", "what was typed is still there"
     assert any("422" in line for line in tab.said)
     tab.said.clear()
+    assert violations(tab) == []
     tab.press("Tab")
     tab.press("Enter")
     tab.until(f"{focused} === 'f-steps'")
@@ -311,78 +310,18 @@ def test_a_page_holds_only_what_somebody_reads_of_ten_thousand_mismatches(tab, a
     assert tab.ask("document.querySelectorAll('*').length") < 8000
 
 
-def test_the_database_goes_away_and_comes_back(browser, database: str, tmp_path: Path) -> None:
-    """Pages say so and recover by themselves; launching is offered all the time."""
-    from console import sign_in
-
-    class Idle(LocalLauncher):
-        """Everything waits for its turn."""
-
-        async def _work(self) -> None:
-            await asyncio.Event().wait()
-
-    folder = tmp_path / "launches"
-    with serving(database, launcher=Idle(database, database, folder=folder)) as api:
-        sign_in(browser, api.url, TOKEN)
-        assert "gpu-17" in browser.text()
-        run = api.client.post("/v1/runs", json={"spec": {"steps": 3}}).json()["run"]
-        with closed(database):
-            browser.until("document.querySelector('#fleet .alert')")
-            assert "the database does not answer" in browser.text()
-            browser.open(f"{api.url}/console/runs")
-            assert run in browser.ask("document.querySelector('#runs').innerHTML"), "the launcher knows it"
-            browser.open(f"{api.url}/console/runs/{run}")
-            assert "waiting: it is next" in browser.ask("document.querySelector('h1').innerText")
-            assert "the database does not answer" in browser.text()
-            browser.open(f"{api.url}/console/nodes/gpu-17")
-            assert "Something is away" in browser.text()
-            browser.open(f"{api.url}/")
-            browser.click("#fleet .alert a")
-            browser.until("document.querySelector('#launch button')")
-            browser.open(f"{api.url}/")
-        browser.until("document.querySelector('.fleet')")
-        api.client.post(f"/v1/runs/{run}/cancel")
-        browser.said.clear()
-
-
-@contextmanager
-def closed(database: str) -> Iterator[None]:
-    """Nobody gets into the database, and who was in it is out."""
-    name = str(parse(database).database)
-    admin = parse(database).set(drivername="postgresql", database="postgres").render_as_string(False)
-    with open_connection(admin) as conn:
-        conn.autocommit = True
-        conn.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-        conn.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,))
-        try:
-            yield
-        finally:
-            conn.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
-
-
 def test_another_site_s_page_cannot_write_with_the_cookie(tab, api: Served) -> None:
     """A form on another port of this machine, to which the browser does send the cookie, and one on another site."""
+    from console import answering
+
     page = f"""<!doctype html><form method=post action="{api.url}/console/nodes/gpu-17/clear">
       <input name=reason value=mine><input name=csrf value=x></form>""".encode()
-
-    class Evil(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(page)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Evil) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with answering(0, page) as port:
         for host, words in (("127.0.0.1", "does not come from a page of this server"), ("localhost", "Sign in")):
-            tab.open(f"http://{host}:{server.server_port}/")
+            tab.open(f"http://{host}:{port}/")
             tab.run("document.forms[0].submit()")
             tab.until(f"location.href.startsWith({api.url!r}) && document.querySelector('h1')")
             assert words in tab.text()
-        server.shutdown()
     assert api.get("/v1/nodes/gpu-17")["decisions"] == []
     assert api.get("/v1/nodes/gpu-17")["verdict"] == "corrupting"
     tab.open(f"{api.url}/")

@@ -95,6 +95,21 @@ def test_the_cookie_is_for_the_browser_alone_and_holds_no_token_of_this_machine(
     assert "Secure" in secure.headers["set-cookie"]
 
 
+def test_the_command_shown_goes_where_the_browser_is_and_sends_no_token_in_clear(browser: httpx2.Client) -> None:
+    """Behind a proxy that ends TLS the server itself is asked by HTTP."""
+    host = browser.base_url.netloc.decode()
+    for scheme in ("http", "https"):
+        browser.cookies.clear()
+        cookie = browser.post(SIGN_IN, data={"token": TOKEN}, headers={"Origin": f"{scheme}://{host}"})
+        session = {"Cookie": cookie.headers["set-cookie"].split(";")[0]}
+        shown = [
+            browser.get("/console/launch", headers=session).text,
+            browser.post("/console/launch/preview", data={"steps": "3"}, headers=session).text,
+        ]
+        for page in shown:
+            assert re.findall(r"(https?)://[^/\s]+/v1/runs", page) == [scheme]
+
+
 def test_refused_tokens_are_told_and_counted(browser: httpx2.Client) -> None:
     statuses = [sign_in(browser, f"wrong-token-number-{n}").status_code for n in range(32)]
     assert statuses[:30] == [401] * 30

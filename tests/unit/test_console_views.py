@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from tandem_api.console import views
+from tandem_api.console import build, views
 from tandem_api.console.shell import own_path
 
 AT = 1_790_000_000.0
@@ -91,3 +92,18 @@ def test_own_paths(path: str) -> None:
 )
 def test_foreign_paths(path: str | None) -> None:
     assert own_path(path) == "/"
+
+
+def test_no_answer_ends_what_a_page_asks_again() -> None:
+    """Whatever polls takes only answers that hold the poll; the rest that loads can be asked once more."""
+    asking = []
+    for path in sorted((build.HERE / "templates").glob("*.j2")):
+        for element in re.findall(r"<\w+[^<]*?\shx-trigger=[^<]*?>\s*(?=<|\{|[A-Z])", path.read_text(encoding="utf-8")):
+            asking.append(element)
+            trigger = re.findall(r'hx-trigger="([^"]*)"', element)[0]
+            if "every" in trigger:
+                name = re.findall(r'\sid="([^"]*)"', element)[0]
+                assert f'data-must="{name}"' in element, path
+            else:
+                assert trigger.split(", ")[-1] == "again", (path, trigger)
+    assert len(asking) == 10

@@ -164,7 +164,7 @@ def refused(request: Request, problem: Problem) -> Response:
         return HTMLResponse(f"<!doctype html><title>Tandem</title><p>{problem.detail}", problem.status, HEADERS)
     if problem.status == 401:
         return _to_form(request)
-    values = {"problem": problem, "launchable": problem.status == 503}
+    values = {"problem": problem, "asks": request.method == "GET"}  # a form is not sent once more by itself
     template = "console/alert.html.j2" if fragment(request) else "console/error.html.j2"
     return answer(request, template, problem.status, problem.headers, **values)
 

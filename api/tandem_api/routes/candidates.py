@@ -14,7 +14,7 @@ from tandem_api.routes.common import problems
 router = APIRouter(prefix="/v1/candidates", tags=["candidates"])
 
 
-@router.get("", response_model=CandidatesAnswer, responses=problems(503))
+@router.get("", response_model=CandidatesAnswer, responses=problems())
 async def list_candidates(parts: AppParts, _: CanList) -> Response:
     """Quarantined nodes and the references that would be picked now, with reasons: as `tandem candidates --json`."""
     found = await parts.launcher.candidates()

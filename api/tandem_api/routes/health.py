@@ -12,7 +12,7 @@ import tandem
 from tandem_api.answers.catalogue import Alive
 from tandem_api.parts import AppParts, Json
 from tandem_api.problems import away
-from tandem_api.routes.common import problem
+from tandem_api.routes.common import open_to_all
 
 router = APIRouter(tags=["health"])
 _TEXT: dict[str, Any] = {
@@ -20,13 +20,13 @@ _TEXT: dict[str, Any] = {
 }  # fmt: skip
 
 
-@router.get("/healthz", response_model=Alive, openapi_extra={"security": []})
+@router.get("/healthz", response_model=Alive, responses=open_to_all(), openapi_extra={"security": []})
 async def alive(parts: AppParts) -> Response:
     """The process answers."""
     return Json({"status": "ok", "mode": parts.launcher.mode, "version": tandem.__version__})
 
 
-@router.get("/readyz", response_model=Alive, responses={503: problem(503)}, openapi_extra={"security": []})
+@router.get("/readyz", response_model=Alive, responses=open_to_all(), openapi_extra={"security": []})
 async def ready(parts: AppParts) -> Response:
     """Reads and launches both work: the database answers with this version's schema, and so does whoever runs pairs."""
     for why in (await parts.store.wrong(), parts.launcher.wrong()):
@@ -38,9 +38,7 @@ async def ready(parts: AppParts) -> Response:
 @router.get(
     "/metrics",
     response_class=Response,
-    responses={
-        200: {"description": "Prometheus' text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
-    },
+    responses={200: _TEXT, **open_to_all()},
     openapi_extra={"security": []},
 )
 async def metrics(parts: AppParts) -> Response:

@@ -31,6 +31,10 @@ HTML_POLICY = (
     "form-action 'none'; sandbox"
 )
 """Content-Security-Policy of reports: they hold styles and pictures, and no script."""
+CONNECTIONS = 2000
+"""At once; requests of those beyond are answered 503."""
+CROWDED_S = 5
+"""What they are told to wait."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _BODILESS = ("GET", "HEAD", "OPTIONS")
 
@@ -53,8 +57,8 @@ class SecurityHeaders:
 
 
 class Door:
-    """Turns away what must not come in: other hosts (a rebound DNS name), other machines, bodies that are too large or
-    too slow.
+    """Turns away what must not come in: too many connections, other hosts (a rebound DNS name), other machines, bodies
+    that are too large or too slow.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -65,6 +69,9 @@ class Door:
             await self.app(scope, receive, send)
             return
         settings, headers = self.settings, Headers(scope=scope)
+        if scope["app"].state.connections() > CONNECTIONS:
+            busy = {"Retry-After": str(CROWDED_S), "Connection": "close"}
+            raise Problem(503, "busy", f"there are more than {CONNECTIONS} connections", headers=busy)
         if settings.loopback_only and not _loopback(scope):
             raise Problem(403, "not-this-machine", "only this machine is answered")
         if settings.hosts and _host(headers.get("host", "")) not in settings.hosts:

@@ -31,6 +31,8 @@ LIFETIME_S = 8 * 3600.0
 LONGEST = 3800
 """Characters of a cookie's value: browsers drop cookies of more than 4096 bytes."""
 CSRF_HEADER = "X-Tandem-CSRF"
+SECURE_COOKIE = "__Host-tandem-session"
+"""Where the browser speaks HTTPS."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Sessions:
 def cookie_name(request: Request, *, secure: bool) -> str:
     """Of the session. Browsers send a host's cookies to all its ports, so servers on one machine need several names."""
     if secure:
-        return "__Host-tandem-session"
+        return SECURE_COOKIE
     port = urlsplit(f"//{request.headers.get('host', '')}").netloc.rpartition(":")[2]
     return f"tandem-session-{port if port.isdigit() else 80}"
 
@@ -112,6 +114,14 @@ def cookie_name(request: Request, *, secure: bool) -> str:
 def https(request: Request) -> bool:
     """Whether the browser speaks HTTPS, be it with a proxy before this server: its own Origin says so."""
     return request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
+
+
+def own_url(request: Request) -> str:
+    """Where the browser finds this server. Opening a page sends no Origin, so a cookie that only HTTPS sets tells."""
+    url = request.base_url
+    if https(request) or cookie_name(request, secure=True) in request.cookies:
+        url = url.replace(scheme="https")
+    return str(url).rstrip("/")
 
 
 def same_origin(headers: Mapping[str, str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import signal
 import subprocess
@@ -55,13 +56,16 @@ class Cluster:
         self.server, self.database, self.namespace = server, database, f"t-{os.urandom(4).hex()}"
         self.kube = Kube.connect(kubeconfig=str(server.kubeconfig), namespace=self.namespace)
         self.kube.create(NAMESPACES.path(), {"metadata": {"name": self.namespace}})
+        self._nodes: list[str] = []
         self.sick, self.well = f"sick-{self.namespace}", f"well-{self.namespace}"
         for name, cordoned in ((self.sick, True), (self.well, False)):
-            self._node(name, cordoned=cordoned)
+            self.node(name, cordoned=cordoned)
         for name, verbs in VERBS.items():
             self._person(name, verbs)
 
-    def _node(self, name: str, *, cordoned: bool) -> None:
+    def node(self, name: str, *, cordoned: bool) -> None:
+        """A Ready node, until the test ends."""
+        self._nodes.append(name)
         labels = {"node.kubernetes.io/instance-type": self.namespace}
         self.kube.create(
             NODES.path(), {"metadata": {"name": name, "labels": labels}, "spec": {"unschedulable": cordoned}}
@@ -109,7 +113,7 @@ class Cluster:
         )  # fmt: skip
 
     def close(self) -> None:
-        for name in (self.sick, self.well):
+        for name in self._nodes:
             self.kube.delete(NODES.path(name=name))
 
 
@@ -374,6 +378,10 @@ def test_the_api_server_goes_away(cluster: Cluster) -> None:
             answer = api.client.get("/v1/runs", headers=bearer(new))
             is_problem(answer, 503, "authentication-away")
             assert int(answer.headers["retry-after"]) > 0
+            for path, method, operation in operations():
+                address = path.format(run_id="01a22cc1-d103-7888-87fa-7d0f4c4e4b65", name="gpu-1", table="steps")
+                is_problem(api.client.request(method, address, headers=bearer(new)), 503, "authentication-away")
+                assert "503" in operation["responses"], (method, path)
             refused = api.client.post("/v1/runs", json={"node": cluster.sick})
             is_problem(refused, 503, "cluster-away")
             assert int(refused.headers["retry-after"]) > 0
@@ -381,6 +389,12 @@ def test_the_api_server_goes_away(cluster: Cluster) -> None:
         finally:
             cluster.server.start("kube-apiserver")
         until("it to answer again", lambda: api.client.get("/v1/runs", headers=bearer(new)).status_code == 200)
+
+
+def operations() -> list[tuple[str, str, Any]]:
+    """Path, method and documentation of all that asks for a token."""
+    paths = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())["paths"]
+    return [(path, method, it) for path, item in paths.items() for method, it in item.items() if it["security"]]
 
 
 def test_launching_needs_no_database(cluster: Cluster) -> None:

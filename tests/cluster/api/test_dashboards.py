@@ -21,6 +21,7 @@ import pytest
 import yaml
 from sqlalchemy import Engine, text
 
+from api_server import serving
 from cluster.api.hands import Hands, settings
 from cluster.handle import ApiServer
 from databases import fresh_database
@@ -29,10 +30,7 @@ from pods import Pair
 from prometheus import Prometheus, free_port, lint, prometheus, scrape, until
 from supervised import FAULTS
 from tandem.db.engine import connect
-from tandem.db.nodes import read_fleet
-from tandem.metrics_fleet import FleetCollector, FleetFacts, count_runs, fleet_facts
 from tandem.pairrun import names
-from tandem.serve import exposition, serve
 from tandem.vocabulary import ControlName, Role
 
 pytestmark = [pytest.mark.needs("prometheus"), pytest.mark.slow]
@@ -92,7 +90,7 @@ VARIABLES = [
 
 @pytest.fixture(scope="module")
 def sources(api_server: ApiServer, database_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sources]:
-    """A pair with injected faults, a controller and the fleet's gauges, all scraped; and the records behind them."""
+    """A pair with injected faults, a controller and the API, all scraped; and the records behind them."""
     folder = tmp_path_factory.mktemp("sources")
     with ExitStack() as stack:
         url = stack.enter_context(fresh_database(database_server))
@@ -100,10 +98,15 @@ def sources(api_server: ApiServer, database_server: str, tmp_path_factory: pytes
         stack.callback(engine.dispose)
         records(engine)
         ports = {name: free_port() for name in ("worker", "controller")}
-        fleet = serve(0, {"/metrics": exposition(_registry(engine))}, "127.0.0.1")
-        stack.callback(fleet.server_close)
-        stack.callback(fleet.shutdown)
-        ports["api"] = fleet.server_port
+        api = stack.enter_context(serving(url))
+        ports["api"] = int(api.url.rsplit(":", 1)[1])
+        for path, status in (
+            ("/v1/nodes", 200),
+            ("/v1/nodes/sick", 200),
+            ("/v1/nodes/nowhere", 404),
+            ("/nowhere", 404),
+        ):
+            api.get(path, status)
         pair = stack.enter_context(live_pair(folder, url, engine, ports["worker"]))
         hands = Hands(api_server, url)
         stack.callback(hands.close)
@@ -132,18 +135,6 @@ def records(engine: Engine) -> None:
                  "VALUES ('sick', 'cleared', 'a new board', 'me', :at)"),
             {"at": long_ago},
         )  # fmt: skip
-
-
-def _registry(engine: Engine) -> Any:
-    from prometheus_client import CollectorRegistry
-
-    def ask() -> FleetFacts:
-        with engine.connect() as conn:
-            return fleet_facts(read_fleet(conn), count_runs(conn, time.time()))
-
-    registry = CollectorRegistry()
-    registry.register(FleetCollector(ask, kept_s=1))
-    return registry
 
 
 @contextmanager
@@ -236,6 +227,17 @@ def test_every_variable_has_values(sources: Sources, variable: dict[str, Any]) -
 @pytest.mark.parametrize("job", ["worker", "controller", "api"])
 def test_promtool_has_nothing_against_what_they_tell(sources: Sources, job: str) -> None:
     assert lint(scrape(sources.ports[job])) == ""
+
+
+def test_the_api_tells_of_its_requests_and_of_the_fleet(sources: Sources) -> None:
+    asked = 'tandem_api_requests_total{job="api", route="/v1/nodes/{name}"}'
+    until("its requests", lambda: len(sources.prometheus.now(asked)) == 2)
+    assert {one["metric"]["status"]: one["value"][1] for one in sources.prometheus.now(asked)} == {
+        "200": "1",
+        "404": "1",
+    }
+    until("the fleet", lambda: sources.prometheus.now('sum(tandem_fleet_nodes{job="api"}) >= 5'))
+    assert sources.prometheus.now('tandem_api_database_up{job="api"} == 1')
 
 
 def test_a_pair_is_a_bounded_number_of_series_and_names_no_run(sources: Sources) -> None:

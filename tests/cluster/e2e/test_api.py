@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+import yaml
 
 from api_server import SentEvent, events, is_problem
 from cluster.e2e.installation import COMPILED, NAMESPACE, VERDICT_S, Tandem
@@ -21,6 +24,7 @@ from plugins.parts import skip
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tokens import claims_of, forged, signed
+from visitor import block, the_request, visiting
 
 pytestmark = [pytest.mark.needs("cluster"), pytest.mark.slow, pytest.mark.timeout(1200)]
 PEOPLE = {"operator": "editor", "onlooker": "viewer"}
@@ -198,6 +202,46 @@ def test_a_run_is_launched_by_rest_and_watched_to_its_verdict_while_prometheus_l
     is_problem(api.client.post(f"/v1/runs/{run}/cancel", headers=bearer(api.token("operator"))), 409, "ended")
     tandem.delete(name)
     assert api.get(f"/v1/runs/{run}")["stored"]["verdict"] == "match", "its records stay"
+
+
+def test_a_run_is_launched_by_the_console_and_the_pages_of_it_and_of_its_node_tell_of_it(
+    api: Api, tandem: Tandem
+) -> None:
+    """As people do it, with a token of the cluster, through the same forwarded port; a pair of three steps."""
+    url = str(api.client.base_url)
+    with ExitStack() as stack:
+        stack.enter_context(tandem.quarantined())
+        operator = stack.enter_context(visiting(url, api.token("operator")))
+        candidate = until_candidate(api, tandem)
+        page = html.unescape(operator.page("/console/launch"))
+        assert all(words in page for words in (tandem.suspect, tandem.reference, candidate["why"]))
+        onlooker = stack.enter_context(visiting(url, api.token("onlooker")))
+        assert "may not create pairruns" in onlooker.page("/console/launch")
+        form = {
+            "node": tandem.suspect, "reference": tandem.reference, "steps": "3", "self_replays": "2",
+            "cluster": yaml.safe_dump(order_for(tandem)["cluster"]),
+        }  # fmt: skip
+        shown = operator.send("/console/launch/preview", **form).text
+        dry = ("create", "--dry-run=server", "--namespace", NAMESPACE, "-f", "-")
+        tandem.cluster.kubectl(*dry, input=block(shown, "yaml"))
+        assert the_request(block(shown, "curl"))[0] == f"{url.rstrip('/')}/v1/runs"
+        launched = operator.send("/console/launch", nonce="nightshift", **form)
+        assert launched.status_code == 303, launched.text
+        where = launched.headers["location"]
+        (obj,) = pairruns(tandem)
+        name, run = obj["metadata"]["name"], where.rsplit("/", 1)[1]
+        assert obj["metadata"]["annotations"]["tandem.dev/launched-by"] == f"system:serviceaccount:{NAMESPACE}:operator"
+        assert 'data-over="no"' in operator.page(where)
+        until("the verdict on its page", lambda: 'data-over="yes"' in operator.page(f"{where}/now"), VERDICT_S)
+        assert re.search(r"<h1>match: ", operator.page(where))
+        assert "<section" in operator.page(f"{where}/report")
+        profile = operator.page(f"/console/nodes/{tandem.suspect}")
+        assert run in profile
+        assert re.search(r"<h1[^>]*>\s*unknown", profile), "three steps of a tiny model clear nobody"
+        assert tandem.suspect in operator.page("/")
+        assert run in onlooker.page(f"/console/runs?node={tandem.suspect}")
+    until("the PairRun's verdict", lambda: tandem.status(name).holds(names.FINISHED))
+    tandem.delete(name)
 
 
 def until_candidate(api: Api, tandem: Tandem) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from tandem_api.parts import AppParts, CanList, Parts
 from tandem_api.problems import Problem
 from tandem_api.routes.runs import begin
 from tandem_api.security.authenticate import User
+from tandem_api.security.sessions import own_url
 
 router = APIRouter(route_class=Page)
 NONCE = "nonce"
@@ -100,7 +101,7 @@ def _read(
         shown["wrong"][field] = message
         return None, {}, shown
     order, shown["wrong"] = forms.read(body)
-    shown["curl"] = forms.curl(str(request.base_url).rstrip("/"), body)
+    shown["curl"] = forms.curl(own_url(request), body)
     shown["yaml"] = forms.spec_yaml(body)
     if order is None:
         return None, body, shown
