@@ -135,6 +135,8 @@ class Observed:
     jobs: Sequence[Job] = ()
     node_ready: Mapping[str, bool] = field(default_factory=dict)
     """Nodes that exist -> whether they are Ready."""
+    sessions: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that carry the mark of a session -> the run that put it there; empty where they do not say."""
     missing: Sequence[str] = ()
     """What the pods will need and the namespace lacks, each in one sentence; looked up before a pairing only."""
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -236,7 +238,7 @@ class MarkNodes(Action):
 
 @dataclass(frozen=True, slots=True)
 class UnmarkNodes(Action):
-    """Take the session marks off, and leave the verdict where there is one."""
+    """Take this run's session marks off, and leave the verdict where there is one. Another run's stay."""
 
     nodes: tuple[str, ...]
     suspect: str = ""
@@ -245,7 +247,7 @@ class UnmarkNodes(Action):
 
 @dataclass(frozen=True, slots=True)
 class Release(Action):
-    """Remove the finalizer: the object may go."""
+    """Remove the finalizer: the object may go. Never while marks could not be taken off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from tandem.spec import RunSpec, resolve
 from tandem.vocabulary import REGULAR_ENDS, Role, Verdict
 from tandem_controller import ending, observed
 from tandem_controller.draft import Draft
+from tandem_controller.marking import keep_marks, tell_refusals
 from tandem_controller.observed import Decision, Observed, Pod
 
 KEPT_ATTEMPTS = 20
@@ -44,6 +45,7 @@ def plan(o: Observed) -> Decision:
         _end(draft, Verdict.INCONCLUSIVE, "InvalidSpec", "invalid_spec", f"inconclusive: {o.spec_error}")
     else:
         _live(draft, o.spec)
+    tell_refusals(draft)
     return draft.decision()
 
 
@@ -102,6 +104,7 @@ def _live(d: Draft, spec: PairRunSpec) -> None:
         _running(d, spec, d.current)
     if d.current is None:
         _between(d, spec)
+    keep_marks(d)
     _delivery(d)
 
 
@@ -194,8 +197,6 @@ def _start(d: Draft, pairing: Pairing, run: RunSpec) -> None:
     d.condition(names.PAIRED, True, "Paired", message)
     d.condition(names.RUNNING, False, "Starting", "the pods are being made")
     d.do(observed.Event("Paired", f"attempt {number}: {message}"))
-    if o.settings.mark_nodes:
-        d.do(observed.MarkNodes((attempt.suspect.node, attempt.reference.node)))
     d.do(observed.MakeChildren(number))
     if o.facts.reachable:
         d.do(observed.StoreAttempt(number))

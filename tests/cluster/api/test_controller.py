@@ -13,17 +13,17 @@ from bench.rows.controller import counted
 from sqlalchemy import text
 
 from cluster.api.hands import IMAGE, Hands, forever, leading
+from cluster.api.rights import granted
 from cluster.handle import ApiServer, until
 from tandem.db import queries
 from tandem.db.engine import connect, parse
 from tandem.db.fence import Fence
-from tandem.kube.client import Kube
 from tandem.kube.paths import PAIRRUNS, PODS, SECRETS
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import controller as controller_module
 
-pytestmark = pytest.mark.needs("api-server")
+pytestmark = [pytest.mark.needs("api-server"), pytest.mark.needs("helm")]
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
 
 
@@ -323,40 +323,9 @@ def test_situation_13_an_old_leader_is_refused_by_the_database_and_ends(pair: Ha
         assert [pair.status(name).attempt for name in ("before", "after")] == [1, 1]
 
 
-def test_rights_that_are_too_narrow_are_named_in_the_condition(pair: Hands, api_server: ApiServer) -> None:
-    api_server.kubectl("-n", pair.namespace, "create", "serviceaccount", "narrow")
-    rules = [
-        "--verb=get,list,watch,create,update,patch,delete",
-        "--resource=secrets,services,pods,events,networkpolicies.networking.k8s.io",
-    ]
-    api_server.kubectl("-n", pair.namespace, "create", "role", "narrow", *rules)
-    who = f"--serviceaccount={pair.namespace}:narrow"
-    api_server.kubectl("-n", pair.namespace, "create", "rolebinding", "narrow", "--role=narrow", who)
-    cluster = f"narrow-{pair.namespace}"
-    api_server.kubectl(
-        "create", "clusterrole", cluster, "--verb=get,list,watch,update,patch",
-        "--resource=nodes,pods,pairruns.tandem.dev,pairruns.tandem.dev/status,pairruns.tandem.dev/finalizers",
-    )  # fmt: skip
-    api_server.kubectl("create", "clusterrolebinding", cluster, f"--clusterrole={cluster}", who)
-    view = ["--verb=get,list,watch", "--resource=jobs.batch"]
-    api_server.kubectl("-n", pair.namespace, "create", "role", "see", *view)
-    api_server.kubectl("-n", pair.namespace, "create", "rolebinding", "see", "--role=see", who)
-    token = api_server.kubectl("-n", pair.namespace, "create", "token", "narrow")
-    narrow = Kube.connect(kubeconfig=str(_with_token(api_server, token, pair)), namespace=pair.namespace)
-    with leading(pair, kube=narrow):
+def test_rights_that_are_too_narrow_are_named_in_the_condition(pair: Hands) -> None:
+    with granted(pair, without=["patch jobs"]) as rights, leading(pair, kube=rights.kube):
         pair.create()
         message = pair.wait_for(names.RUNNING, "False", "ChildrenRefused")
         assert "patch jobs" in message
         assert not pair.jobs()
-    for kind in ("clusterrolebinding", "clusterrole"):
-        api_server.kubectl("delete", kind, cluster)
-
-
-def _with_token(server: ApiServer, token: str, hands: Hands) -> Path:
-    """The administrator's kubeconfig with another user."""
-    config = json.loads(server.kubectl("config", "view", "--raw", "-o", "json"))
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
-    path = server.root / f"narrow-{hands.namespace}"
-    path.write_text(json.dumps(config))
-    path.chmod(0o600)
-    return path
