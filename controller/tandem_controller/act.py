@@ -12,7 +12,7 @@ import zmq
 
 from tandem.errors import TandemError
 from tandem.kube.client import Kube, Object
-from tandem.kube.errors import Conflict, NotFound
+from tandem.kube.errors import Conflict, Forbidden, NotFound
 from tandem.kube.paths import EVENTS, JOBS, NETWORK_POLICIES, NODES, PAIRRUNS, SECRETS, SERVICES, Resource
 from tandem.pairing.nodes import node_from, tolerated_taints
 from tandem.pairrun import names
@@ -107,12 +107,19 @@ class Actor:
             self.kube.create(SECRETS.path(attempt.namespace), bodies[second])
 
     def _remove(self, seen: Observed, number: int) -> None:
-        """Jobs with their pods, keys, Service. NetworkPolicies stay as long as a stuck pod may."""
-        for role in Role:
-            name = names.child_name(seen.name, seen.uid, number, role)
-            self.kube.delete(JOBS.path(seen.namespace, name))
-            self.kube.delete(SECRETS.path(seen.namespace, name))
-        self.kube.delete(SERVICES.path(seen.namespace, names.child_name(seen.name, seen.uid, number)))
+        """Jobs with their pods, keys, Service, as many as may be. NetworkPolicies stay as long as a stuck pod may."""
+        sides = [names.child_name(seen.name, seen.uid, number, role) for role in Role]
+        paths = [JOBS.path(seen.namespace, name) for name in sides]
+        paths += [SECRETS.path(seen.namespace, name) for name in sides]
+        paths.append(SERVICES.path(seen.namespace, names.child_name(seen.name, seen.uid, number)))
+        refused: Forbidden | None = None
+        for path in paths:
+            try:
+                self.kube.delete(path)
+            except Forbidden as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     def _apply(self, body: manifests.Manifest) -> None:
         meta = body["metadata"]

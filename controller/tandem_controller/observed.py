@@ -77,6 +77,8 @@ class Job:
     """Reason of its Failed condition; empty while it has none."""
     failed_message: str = ""
     leaving: bool = False
+    refused: str = ""
+    """Why its pod was not made, as its events say; asked for only while it has none."""
 
 
 @dataclass(frozen=True, slots=True)

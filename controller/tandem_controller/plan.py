@@ -215,7 +215,7 @@ def _running(d: Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
         return
     if o.facts.reachable and attempt.number not in o.facts.attempts:
         d.do(observed.StoreAttempt(attempt.number))
-    jobs = {job.role for job in o.jobs if job.attempt == attempt.number}
+    jobs = [job for job in o.jobs if job.attempt == attempt.number]
     if len(jobs) < len(Role):
         d.do(observed.MakeChildren(attempt.number))
         if failure := o.failures.get("MakeChildren"):
@@ -233,7 +233,7 @@ def _running(d: Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
         message = f"the pod of the {' and of the '.join(leaving)} was asked to stop: the pair drains, and closes"
         d.condition(names.RUNNING, True, "Stopping", message)
     elif attempt.running_at is None and len(jobs) == len(Role):
-        d.condition(names.RUNNING, False, "Starting", ending.waits_for(pods))
+        d.condition(names.RUNNING, False, "Starting", ending.waits_for(pods, jobs))
     if (left := ending.next_deadline(o, spec, attempt)) is not None:
         d.again(max(left, 1.0))
 

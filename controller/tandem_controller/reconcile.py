@@ -20,12 +20,12 @@ from tandem.kube.paths import PAIRRUNS, SECRETS, Resource
 from tandem.pairing.choose import World
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec, read_spec
-from tandem.pairrun.status import PairRunStatus
+from tandem.pairrun.status import PairRunStatus, seconds
 from tandem.vocabulary import Kind, Role
 from tandem_controller import parse, world
 from tandem_controller.act import Actor
 from tandem_controller.marks import session_of
-from tandem_controller.observed import Decision, Event, Observed, Pod, Release, UnmarkNodes
+from tandem_controller.observed import Decision, Event, Job, Observed, Pod, Release, UnmarkNodes
 from tandem_controller.parts import Parts
 from tandem_controller.plan import plan
 
@@ -34,6 +34,8 @@ CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("/api/v1", "configmaps")
 REMEMBERED_S = 10.0
 """How long it is taken for true that an object which pods need is there, or is not."""
+POD_MADE_S = 5.0
+"""How long after the start of an attempt a Job without a pod is nothing to ask about."""
 PASSES = 3
 """How often one reconcile looks again at once, after it changed something that the next look depends on."""
 
@@ -95,7 +97,7 @@ class Reconciler:
             now=parts.clock(), obj=obj, spec=spec, spec_error=error, world=World(nodes=nodes, usage={}),
             policy=parts.policy, settings=parts.settings,
             facts=parts.facts.of(run_id), pods=pods,
-            jobs=[job for raw in parts.caches.jobs_of(uid) if (job := parse.job_from(raw)) is not None],
+            jobs=self._jobs(obj, pods),
             node_ready={node.name: node.ready for node in nodes}, failures=self._failures.get(key, {}),
             sessions=_sessions(parts.caches.nodes()),
         )  # fmt: skip
@@ -114,6 +116,24 @@ class Reconciler:
         except KubeError as failure:
             missing = [str(failure)]
         return replace(seen, world=gathered, missing=missing)
+
+    def _jobs(self, obj: Mapping[str, Any], pods: Sequence[Pod]) -> list[Job]:
+        """A PairRun's Jobs; those of an attempt that should have started by now with why they have no pod."""
+        meta, parts = obj["metadata"], self.parts
+        jobs = [job for raw in parts.caches.jobs_of(meta["uid"]) if (job := parse.job_from(raw)) is not None]
+        status = parts.caches.status(obj)
+        last = status.attempts[-1] if status.attempts else None
+        if last is None or last.running_at is not None or last.ended_at is not None:
+            return jobs
+        if parts.clock() - (seconds(last.started_at) or 0.0) < POD_MADE_S:
+            return jobs
+        there = {pod.role for pod in pods if pod.attempt == last.number}
+        return [
+            replace(job, refused=parts.refusals.of(meta["namespace"], job.name))
+            if job.attempt == last.number and job.role not in there and not job.failed
+            else job
+            for job in jobs
+        ]
 
     def _missing(self, seen: Observed, spec: PairRunSpec) -> list[str]:
         """What the pods will need and the namespace lacks: a pod would wait for it for ever, and tell events only."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from chart.rendering import parse, template
@@ -31,7 +32,8 @@ class Rights:
             ),
         }
         self.server.kubectl("-n", hands.namespace, "create", "serviceaccount", self.name)
-        self.kube = Kube.connect(kubeconfig=str(self._kubeconfig()), namespace=hands.namespace)
+        self.kubeconfig = self._kubeconfig()
+        self.kube = Kube.connect(kubeconfig=str(self.kubeconfig), namespace=hands.namespace)
 
     def set(self, without: Sequence[str] = ()) -> None:
         """Grant everything but some verbs on some resources: ``"patch jobs"``."""
@@ -50,7 +52,7 @@ class Rights:
         for kind in ("clusterrolebinding", "clusterrole"):
             self.server.kubectl("delete", kind, self.name, "--ignore-not-found")
 
-    def _kubeconfig(self) -> Any:
+    def _kubeconfig(self) -> Path:
         """The administrator's with this account's token."""
         token = self.server.kubectl("-n", self.hands.namespace, "create", "token", self.name)
         config = json.loads(self.server.kubectl("config", "view", "--raw", "-o", "json"))

@@ -13,7 +13,6 @@ from bench.rows.controller import counted
 from sqlalchemy import text
 
 from cluster.api.hands import IMAGE, Hands, forever, leading
-from cluster.api.rights import granted
 from cluster.handle import ApiServer, until
 from tandem.db import queries
 from tandem.db.engine import connect, parse
@@ -23,7 +22,7 @@ from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import controller as controller_module
 
-pytestmark = [pytest.mark.needs("api-server"), pytest.mark.needs("helm")]
+pytestmark = pytest.mark.needs("api-server")
 EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: memory."}
 
 
@@ -321,11 +320,3 @@ def test_situation_13_an_old_leader_is_refused_by_the_database_and_ends(pair: Ha
         until("the attempt's row", lambda: new.controller.facts.of(pair.run_id("after")).attempts)
         assert not new.over.is_set()
         assert [pair.status(name).attempt for name in ("before", "after")] == [1, 1]
-
-
-def test_rights_that_are_too_narrow_are_named_in_the_condition(pair: Hands) -> None:
-    with granted(pair, without=["patch jobs"]) as rights, leading(pair, kube=rights.kube):
-        pair.create()
-        message = pair.wait_for(names.RUNNING, "False", "ChildrenRefused")
-        assert "patch jobs" in message
-        assert not pair.jobs()
