@@ -46,6 +46,11 @@ class Actor:
         match action:
             case observed.MakeChildren(number):
                 self._make(seen, _attempt(status, number))
+            case observed.SetDeadline(number, limit):
+                for role in Role:
+                    path = JOBS.path(seen.namespace, names.child_name(seen.name, seen.uid, number, role))
+                    with suppress(NotFound):  # it is made anew, or its attempt ends
+                        self.kube.patch(path, {"spec": {"activeDeadlineSeconds": limit}}, manager=names.FIELD_MANAGER)
             case observed.RemoveChildren(number):
                 self._remove(seen, number)
             case observed.StoreAttempt(number):

@@ -77,6 +77,8 @@ class Job:
     """Reason of its Failed condition; empty while it has none."""
     failed_message: str = ""
     leaving: bool = False
+    deadline: int | None = None
+    """Its ``activeDeadlineSeconds``."""
     refused: str = ""
     """Why its pod was not made, as its events say; asked for only while it has none."""
 
@@ -193,6 +195,14 @@ class MakeChildren(Action):
     """Make what is missing of the current attempt's objects."""
 
     number: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetDeadline(Action):
+    """Have the Jobs of the current attempt end when the spec says now."""
+
+    number: int
+    seconds: int | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from tandem.spec import RunSpec, resolve
 from tandem.vocabulary import REGULAR_ENDS, Role, Verdict
 from tandem_controller import ending, observed
 from tandem_controller.draft import Draft
+from tandem_controller.manifests import job_deadline
 from tandem_controller.marking import keep_marks, tell_refusals
 from tandem_controller.observed import Decision, Observed, Pod
 
@@ -220,6 +221,8 @@ def _running(d: Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
         d.do(observed.MakeChildren(attempt.number))
         if failure := o.failures.get("MakeChildren"):
             d.condition(names.RUNNING, False, "ChildrenRefused", failure)
+    if any(job.deadline != job_deadline(spec) for job in jobs if not (job.failed or job.leaving)):
+        d.do(observed.SetDeadline(attempt.number, job_deadline(spec)))
     running = {pod.role for pod in pods if pod.running}
     if ending.one_sided(o, attempt, pods):
         d.condition(names.RUNNING, False, ending.ONE_SIDED, "one side has ended; the other may yet say why")

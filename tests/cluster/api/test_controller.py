@@ -171,6 +171,23 @@ def test_a_pair_that_does_not_start_is_removed_whole(pair: Hands) -> None:
         until("no Jobs", lambda: not pair.jobs())
 
 
+def test_an_active_deadline_that_is_raised_mid_run_is_raised_for_the_jobs_too(pair: Hands) -> None:
+    """What a real API server lets be changed of a Job that runs; and taken away again."""
+    with leading(pair):
+        pair.create(activeDeadlineSeconds=60)
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+
+        def limits() -> set[int | None]:
+            return {job["spec"].get("activeDeadlineSeconds") for job in pair.jobs(1)}
+
+        assert limits() == {960}
+        for limit, there in ((3600, {4500}), (None, {None})):
+            pair.kube.patch(PAIRRUNS.path(pair.namespace, "check"), {"spec": {"activeDeadlineSeconds": limit}})
+            until("the Jobs' limit", lambda there=there: limits() == there)
+        assert pair.condition(names.REFUSED) == ("", "")
+
+
 # -- other runs, other people ------------------------------------------------------------------------------
 
 
