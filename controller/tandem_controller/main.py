@@ -34,7 +34,7 @@ HEALTH_PORT, METRICS_PORT = 8081, 8080
 RETRY_S = 10.0
 """How often a leader asks again for what it lacks to begin."""
 STANDBY_S = 60.0
-"""How long a replica that does not lead may hear nothing of the Lease."""
+"""How long a replica may hear nothing of the Lease: one that stands by has nothing else to hear of."""
 
 
 def run(config: Path, policy: Path | None, *, uninstall: bool = False) -> int:
@@ -144,4 +144,7 @@ class Process:
         return self._waits or (self.controller.blind() if self.controller is not None else None)
 
     def _wrong(self) -> str | None:
+        """What makes this process count as dead: an election that hangs, a leader's watches or threads that do."""
+        if (quiet := self.election.quiet_s) > STANDBY_S:
+            return f"nothing was heard of the Lease for {quiet:.0f} s"
         return self.controller.wrong() if self.controller is not None else None
