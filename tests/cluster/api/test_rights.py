@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from bench.replica import Replica
 
-from cluster.api.hands import Hands, leading, settings
+from cluster.api.hands import Hands, leading
+from cluster.api.replicas import replica
 from cluster.api.rights import granted
 from cluster.handle import until
 from tandem.kube.paths import EVENTS, PAIRRUNS, SECRETS
@@ -19,18 +16,6 @@ from tandem.pairrun import names
 from tandem.pairrun.status import timestamp
 
 pytestmark = [pytest.mark.needs("api-server"), pytest.mark.needs("helm")]
-
-
-@contextmanager
-def replica(hands: Hands, folder: Path, kubeconfig: Path | None = None, **values: object) -> Iterator[Replica]:
-    """A controller process of its own; killed if the test did not end it."""
-    environment = {**os.environ, "KUBECONFIG": str(kubeconfig or hands.server.kubeconfig)}
-    chosen = settings(hands.namespace, **values).model_dump(mode="json", by_alias=True)
-    running = Replica(environment, folder, hands.database, chosen)
-    try:
-        yield running
-    finally:
-        running.kill()
 
 
 def test_rights_that_are_too_narrow_are_named_in_the_condition(pair: Hands) -> None:
