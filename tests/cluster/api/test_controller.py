@@ -205,6 +205,23 @@ def test_a_second_run_on_the_same_suspect_waits_for_the_first(pair: Hands, tmp_p
         pair.wait_for(names.PAIRED, "True", name="second")
 
 
+def test_situation_8_a_swap_asks_postgresql_which_reference_was_used_before(pair: Hands, tmp_path: Path) -> None:
+    with leading(pair):
+        pair.create("first")
+        pair.start(name="first")
+        pair.finish(tmp_path, name="first")
+        pair.wait_for(names.FINISHED, "True", "Match", name="first")
+        sick = {"nodeName": f"sick-{pair.namespace}"}
+        pair.create("swap", kind="swap", suspect=sick)
+        pair.wait_for(names.PAIRED, "False", "NoReference", name="swap")
+        assert [p.reason for p in pair.status("swap").passed_over if p.node.startswith("well")] == ["UsedBefore"]
+        other = pair.node("other")
+        pair.wait_for(names.PAIRED, "True", name="swap")
+        found = pair.status("swap").reference
+        assert found is not None
+        assert found.node == other
+
+
 def test_many_at_once_never_share_a_suspect_or_a_reference(hands: Hands) -> None:
     """Created in one moment, reconciled by several threads."""
     for i in range(6):
@@ -241,6 +258,21 @@ def test_many_that_wait_for_a_partner_ask_the_api_server_little(hands: Hands, ap
         forever(lambda: True, seconds)
         asked = (counted(api_server) - before) / (time.monotonic() - begun)
     assert asked <= runs / 60 + 1
+
+
+@pytest.mark.parametrize("seconds", [0, 3])
+def test_a_finished_pairrun_goes_when_its_time_is_over_and_its_run_stays(
+    pair: Hands, tmp_path: Path, seconds: int
+) -> None:
+    with leading(pair):
+        pair.create(ttlSecondsAfterFinished=seconds)
+        pair.start()
+        run_id = pair.run_id()
+        pair.finish(tmp_path)
+        until("the object to go", lambda: not pair.kube.list(PAIRRUNS.path(pair.namespace)).items)
+    engine = connect(pair.database)
+    assert queries.load_run(engine, run_id).run.verdict == "match"
+    engine.dispose()
 
 
 def test_a_pairrun_deleted_mid_run_leaves_a_closed_run_behind(pair: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
