@@ -14,7 +14,7 @@ from tandem.pairing.policy import read_policy
 from tandem.pairrun.crd import crd
 from tandem.pairrun.spec import Device, PairRunSpec, read_spec
 from tandem.vocabulary import Role
-from tandem_controller.manifests import Attempt
+from tandem_controller.manifests import Attempt, job_deadline
 from tandem_controller.observed import Decision, Event, Facts, Job, Judgement, Live, Observed, Pod
 from tandem_controller.plan import plan
 from tandem_controller.settings import Settings
@@ -137,7 +137,9 @@ class Run:
     def make(self, number: int = 1) -> None:
         """The children of an attempt, their pods pending."""
         self.jobs = [j for j in self.jobs if j.attempt != number]
-        self.jobs += [Job(f"job-{number}-{role}", role, number) for role in Role]
+        asked = self.look().spec
+        deadline = job_deadline(asked) if asked is not None else None
+        self.jobs += [Job(f"job-{number}-{role}", role, number, deadline=deadline) for role in Role]
         nodes = {Role.SUSPECT: "sick", Role.REFERENCE: "well"}
         self.pods = [Pod(f"pod-{number}-{role}", role, number, node=nodes[role]) for role in Role]
 

@@ -12,7 +12,7 @@ import zmq
 
 from tandem.errors import TandemError
 from tandem.kube.client import Kube, Object
-from tandem.kube.errors import Conflict, NotFound
+from tandem.kube.errors import Conflict, Forbidden, NotFound
 from tandem.kube.paths import EVENTS, JOBS, NETWORK_POLICIES, NODES, PAIRRUNS, SECRETS, SERVICES, Resource
 from tandem.pairing.nodes import node_from, tolerated_taints
 from tandem.pairrun import names
@@ -46,6 +46,11 @@ class Actor:
         match action:
             case observed.MakeChildren(number):
                 self._make(seen, _attempt(status, number))
+            case observed.SetDeadline(number, limit):
+                for role in Role:
+                    path = JOBS.path(seen.namespace, names.child_name(seen.name, seen.uid, number, role))
+                    with suppress(NotFound):  # it is made anew, or its attempt ends
+                        self.kube.patch(path, {"spec": {"activeDeadlineSeconds": limit}}, manager=names.FIELD_MANAGER)
             case observed.RemoveChildren(number):
                 self._remove(seen, number)
             case observed.StoreAttempt(number):
@@ -62,7 +67,7 @@ class Actor:
             case observed.Event():
                 self._tell(seen, action)
             case observed.MarkNodes(nodes):
-                self._mark(seen, nodes)
+                self._mark(seen, nodes, _attempt(status, status.attempt).started_at)
             case observed.UnmarkNodes(nodes, suspect, verdict):
                 self._unmark(seen, nodes, suspect, verdict)
             case observed.Release():
@@ -107,12 +112,19 @@ class Actor:
             self.kube.create(SECRETS.path(attempt.namespace), bodies[second])
 
     def _remove(self, seen: Observed, number: int) -> None:
-        """Jobs with their pods, keys, Service. NetworkPolicies stay as long as a stuck pod may."""
-        for role in Role:
-            name = names.child_name(seen.name, seen.uid, number, role)
-            self.kube.delete(JOBS.path(seen.namespace, name))
-            self.kube.delete(SECRETS.path(seen.namespace, name))
-        self.kube.delete(SERVICES.path(seen.namespace, names.child_name(seen.name, seen.uid, number)))
+        """Jobs with their pods, keys, Service, as many as may be. NetworkPolicies stay as long as a stuck pod may."""
+        sides = [names.child_name(seen.name, seen.uid, number, role) for role in Role]
+        paths = [JOBS.path(seen.namespace, name) for name in sides]
+        paths += [SECRETS.path(seen.namespace, name) for name in sides]
+        paths.append(SERVICES.path(seen.namespace, names.child_name(seen.name, seen.uid, number)))
+        refused: Forbidden | None = None
+        for path in paths:
+            try:
+                self.kube.delete(path)
+            except Forbidden as error:
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     def _apply(self, body: manifests.Manifest) -> None:
         meta = body["metadata"]
@@ -145,26 +157,31 @@ class Actor:
 
     # -- node marks --------------------------------------------------------------------------------
 
-    def _mark(self, seen: Observed, nodes: tuple[str, ...]) -> None:
+    def _mark(self, seen: Observed, nodes: tuple[str, ...], since: str) -> None:
         """The finalizer first: whatever happens then, the marks come off before the object goes."""
         if names.FINALIZER not in _finalizers_of(seen.obj):
             self._finalizers(seen, [*_finalizers_of(seen.obj), names.FINALIZER])
-        for node in nodes:
-            self._patch_node(node, marks.session(str(seen.run_id), seen.now))
+        for name in nodes:
+            with suppress(NotFound):  # the node left the cluster, and its marks with it
+                meta = self.kube.get(NODES.path(None, name))["metadata"]
+                if (body := marks.session(str(seen.run_id), seen.namespace, since, meta)) is not None:
+                    self._patch_node(name, body)
 
     def _unmark(self, seen: Observed, nodes: tuple[str, ...], suspect: str, verdict: str) -> None:
-        for node in nodes:
-            told = node == suspect and bool(verdict)
-            self._patch_node(node, marks.verdict(verdict) if told else marks.session_over())
-            if told:
-                before = next((n for n in self.parts.caches.nodes() if n["metadata"]["name"] == node), {})
-                conditions = (before.get("status") or {}).get("conditions") or []
-                body = marks.condition(verdict, seen.status.message, seen.now, conditions)
-                self._patch_node(node, body, "status")
+        """Looks at each node as it is now: the watch may not have seen a mark yet that has to go."""
+        run_id = str(seen.run_id)
+        for name in nodes:
+            with suppress(NotFound):
+                node = self.kube.get(NODES.path(None, name))
+                said = verdict if name == suspect and marks.tells(run_id, node["metadata"]) else ""
+                if (body := marks.session_over(run_id, said, node["metadata"])) is not None:
+                    node = self._patch_node(name, body)
+                if said:
+                    before = (node.get("status") or {}).get("conditions") or []
+                    self._patch_node(name, marks.condition(said, seen.status.message, seen.now, before), "status")
 
-    def _patch_node(self, node: str, body: Object | list[Object], sub: str | None = None) -> None:
-        with suppress(NotFound):  # the node left the cluster, and its marks with it
-            self.kube.patch(NODES.path(None, node, sub), body, manager=names.FIELD_MANAGER)
+    def _patch_node(self, node: str, body: Object | list[Object], sub: str | None = None) -> Object:
+        return self.kube.patch(NODES.path(None, node, sub), body, manager=names.FIELD_MANAGER)
 
     def _finalizers(self, seen: Observed, wanted: list[str]) -> None:
         body = {"metadata": {"finalizers": wanted, "resourceVersion": seen.obj["metadata"].get("resourceVersion")}}

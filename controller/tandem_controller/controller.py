@@ -22,14 +22,15 @@ from tandem_controller.metrics import Metrics
 from tandem_controller.observed import Facts
 from tandem_controller.parts import Parts
 from tandem_controller.reconcile import Reconciler
+from tandem_controller.refusals import PodRefusals
 from tandem_controller.settings import Settings
 from tandem_controller.verdicts import Verdicts
 from tandem_controller.workqueue import WorkQueue
 from tandem_controller.world import Nodes, PodSnapshot
 
 log = logging.getLogger("tandem.controller")
-SYNC_S = 60.0
-"""How long the first listing may take."""
+COMPLAIN_S = 60.0
+"""How often it is said what the controller waits for before it can work."""
 QUIET_S = 120.0
 """Beyond a resync: how long no event and no list may arrive before the process counts as dead."""
 SWEEP_S = 60.0
@@ -71,29 +72,41 @@ class Controller:
         self._parts = Parts(
             kube=kube, caches=self.caches, facts=self.facts, verdicts=self.verdicts, policy=policy, settings=settings,
             metrics=metrics, snapshot=PodSnapshot(kube, settings.pairing_seconds / 2), nodes=Nodes(),
+            refusals=PodRefusals(kube),
         )  # fmt: skip
         self._reconciler = Reconciler(self._parts)
         self._stopping = threading.Event()
+        self._looked: set[str] = set()
+        """Keys of the PairRuns that this leader has reconciled once."""
         self._threads: list[threading.Thread] = []
-        metrics.observe(self.queue.__len__, lambda: map(self.caches.status, self.caches.pairruns()))
+        metrics.observe(
+            self.queue.__len__, lambda: map(self.caches.status, self.caches.pairruns()),
+            lambda: sum(not informer.synced or informer.refused is not None for informer in self.caches.informers),
+            lambda: len({key_of(obj) for obj in self.caches.pairruns()} - self._looked),
+        )  # fmt: skip
 
     def start(self) -> None:
-        """Follow the cluster, then work. Returns once the caches are filled.
+        """Follow the cluster, then work. Returns once the caches are filled, or the controller is stopped.
 
-        Raises:
-            TandemError: the API server did not give a list in time.
+        However long that takes: a process that ends does not get the right that is missing, and `blind` says what is.
         """
         for informer in self.caches.informers:
             informer.start()
-        deadline = time.monotonic() + SYNC_S
+        said = time.monotonic()
         for informer in self.caches.informers:
             while not informer.wait_synced(0.5):
-                if time.monotonic() > deadline or self._stopping.is_set():
-                    raise TandemError(f"{informer.path} could not be listed: {informer.error or 'no answer in time'}")
+                if self._stopping.is_set():
+                    return
+                if time.monotonic() - said > COMPLAIN_S:
+                    said = time.monotonic()
+                    log.error("waiting: %s", self.blind())
+        if self._stopping.is_set():
+            return
         self.facts.refresh(self._live())
         for index in range(self.settings.workers):
             self._spawn(self._work, f"worker-{index}")
         self._spawn(self._poll, "facts")
+        self.metrics.leading.set(1)
         log.info("leading: %d PairRuns", len(self.caches.pairruns()))
 
     def stop(self) -> None:
@@ -104,6 +117,15 @@ class Controller:
             thread.join(60)
         for informer in self.caches.informers:
             informer.stop()
+
+    def blind(self) -> str | None:
+        """What of the cluster is not seen, so that there is no work or it rests on old news; None while all is."""
+        for informer in self.caches.informers:
+            if not informer.synced:
+                return f"{informer.path} could not be listed yet: {informer.error or 'no answer'}"
+            if informer.refused is not None:
+                return f"{informer.path} is no longer followed: {informer.refused}"
+        return None
 
     def wrong(self) -> str | None:
         """What makes this process count as dead; None while it is well."""
@@ -151,6 +173,7 @@ class Controller:
             log.warning("%s: %s; again in %.1f s", key, error, wait, exc_info=None if known else error)
         else:
             self.queue.succeeded(key)
+            (self._looked.add if self.caches.pairrun(key) is not None else self._looked.discard)(key)
             if after is not None:
                 self.queue.add_after(key, after)
 

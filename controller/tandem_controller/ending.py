@@ -14,13 +14,15 @@ from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec
 from tandem.pairrun.status import AttemptStatus, PairRunStatus, seconds
 from tandem.vocabulary import REGULAR_ENDS, Role
-from tandem_controller.observed import Observed, Pod
-from tandem_controller.reasons import DISRUPTED, PodEnd, final, hopeless, job_end, not_started, pod_end
+from tandem_controller.observed import Job, Observed, Pod
+from tandem_controller.reasons import DISRUPTED, PodEnd, final, hopeless, job_end, not_started, pod_end, refused
 
 GRACE_S = 90.0
 """How long the second pod may outlive the first: its watchdog notices. A reference delivers its records besides."""
 LATE_S = 15.0
 """How long after its deadline a pod that was asked to stop may still be told as running: its kubelet needs a moment."""
+ASK_S = 10.0
+"""How often a pair whose pods are not all made is looked at."""
 ONE_SIDED = "OneSideEnded"
 """Reason of the condition Running while the second side may yet say how it ended."""
 CONSEQUENCES = ("peer_left", "dead_peer", "half_open_link", "slow_peer", "no_peer", "stopped_early", "peer_restarted")
@@ -163,8 +165,9 @@ def _late(o: Observed, spec: PairRunSpec, attempt: AttemptStatus, pods: Sequence
     if attempt.running_at is None:
         cause = hopeless(pods)
         if cause is None and o.now - _since(attempt) >= spec.start_deadline_seconds:
-            refused = o.failures.get("MakeChildren")
-            cause = PodEnd("not_started", refused, True) if refused and not pods else not_started(pods)
+            unmade = o.failures.get("MakeChildren")
+            jobs = [job for job in o.jobs if job.attempt == attempt.number]
+            cause = PodEnd("not_started", unmade, True) if unmade and not pods else not_started(pods, jobs)
         if cause is not None:
             return End(cause.reason, f"{cause.message}; both sides are removed", infrastructure=True)
         return None
@@ -186,14 +189,18 @@ def next_deadline(o: Observed, spec: PairRunSpec, attempt: AttemptStatus) -> flo
     if leaving := [pod.leaves_at for pod in mine if pod.leaves_at is not None and pod.speaks]:
         return min(leaving) + LATE_S - o.now
     if attempt.running_at is None:
-        return _since(attempt) + spec.start_deadline_seconds - o.now
+        left = _since(attempt) + spec.start_deadline_seconds - o.now
+        # Why a pod is not made is in no object that is followed: it is asked for.
+        return left if {pod.role for pod in mine} == set(Role) else min(left, ASK_S)
     if spec.active_deadline_seconds is not None:
         return (seconds(attempt.running_at) or 0.0) + spec.active_deadline_seconds - o.now
     return None
 
 
-def waits_for(pods: Sequence[Pod]) -> str:
+def waits_for(pods: Sequence[Pod], jobs: Sequence[Job]) -> str:
     """What a pair that does not run yet waits for, for its condition."""
+    if sentence := refused(pods, jobs):
+        return sentence
     for pod in pods:
         if pod.unschedulable:
             return f"the {pod.role}'s pod found no place yet: {pod.unschedulable}"

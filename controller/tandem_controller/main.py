@@ -8,6 +8,7 @@ import queue
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from tandem_controller.settings import Settings
 
 log = logging.getLogger("tandem.controller")
 HEALTH_PORT, METRICS_PORT = 8081, 8080
+RETRY_S = 10.0
+"""How often a leader asks again for what it lacks to begin."""
 STANDBY_S = 60.0
-"""How long a replica that does not lead may hear nothing of the Lease."""
+"""How long a replica may hear nothing of the Lease: one that stands by has nothing else to hear of."""
 
 
 def run(config: Path, policy: Path | None, *, uninstall: bool = False) -> int:
@@ -66,15 +69,19 @@ class Process:
         self.kube, self.engine, self.settings, self.rules = kube, engine, settings, rules
         self.metrics = Metrics()
         self.controller: Controller | None = None
-        self._messages: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._waits = ""
+        """What a leader lacks to begin; empty once it has."""
+        self._starting = threading.Lock()
+        self._stopping = threading.Event()
+        self._messages: queue.SimpleQueue[tuple[str, str]] = queue.SimpleQueue()
         self.election = Election(
             kube, names.LEASE, f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}",
-            on_lead=lambda token: self._messages.put(("lead", token)),
-            on_lost=lambda why: self._messages.put(("lost", why)), lease_s=float(settings.lease_seconds),
-            floor=lambda: newest(engine, names.LEASE), on_error=lambda line: log.warning("election: %s", line),
+            on_lead=self._lead, on_lost=lambda why: self._messages.put(("lost", why)),
+            lease_s=float(settings.lease_seconds), floor=lambda: newest(engine, names.LEASE),
+            on_error=lambda line: log.warning("election: %s", line),
         )  # fmt: skip
         self.servers = [
-            serve(health, {"/healthz": check(self._wrong), "/readyz": check(lambda: None)}),
+            serve(health, {"/healthz": check(self._wrong), "/readyz": check(self._unready)}),
             serve(metrics, {"/metrics": exposition(self.metrics.registry)}),
         ]
 
@@ -84,43 +91,60 @@ class Process:
             signal.signal(number, lambda *_: self._messages.put(("stop", "")))
         self.election.start()
         log.info("standing by in namespace %s", self.settings.namespace)
-        code = 0
-        while True:
-            what, value = self._messages.get()
-            if what == "lead":
-                try:
-                    self._lead(value)
-                except TandemError as error:
-                    log.error("%s", error)  # noqa: TRY400 - one line with cause and mend
-                    code = 1
-                    break
-            else:
-                if what == "lost":
-                    log.error("%s: this process ends", value)
-                    code = 1
-                break
+        what, why = self._messages.get()
+        if what == "lost":
+            log.error("%s: this process ends", why)
         self._stop()
-        return code
+        return 1 if what == "lost" else 0
 
     def _lead(self, token: int) -> None:
-        self.metrics.leading.set(1)
-        cluster = self.kube.get("/api/v1/namespaces/kube-system")["metadata"]["uid"]
-        self.controller = Controller(
-            self.kube, self.engine, token, str(cluster), self.rules, self.settings, self.metrics,
-            leads=lambda: self.election.leads, ended=lambda why: self._messages.put(("lost", why)),
-        )  # fmt: skip
-        self.controller.start()
+        """Begin to work, in a thread of the election's: what is missing may come while this process waits for it."""
+        try:
+            cluster = self._cluster()
+            with self._starting:
+                if self._stopping.is_set():
+                    return
+                self.controller = Controller(
+                    self.kube, self.engine, token, cluster, self.rules, self.settings, self.metrics,
+                    leads=lambda: self.election.leads, ended=lambda why: self._messages.put(("lost", why)),
+                )  # fmt: skip
+            self.controller.start()
+        except Exception as error:  # nobody else would hear of it
+            self._messages.put(("lost", f"the controller could not start: {type(error).__name__}: {error}"))
+
+    def _cluster(self) -> str:
+        """UID of the cluster, asked for until it is told."""
+        while not self._stopping.is_set():
+            try:
+                found = str(self.kube.get("/api/v1/namespaces/kube-system")["metadata"]["uid"])
+            except TandemError as error:
+                self._waits = f"which cluster this is cannot be told: {error}"
+                log.error("waiting: %s", self._waits)  # noqa: TRY400 - one line with cause and mend
+                self._stopping.wait(RETRY_S)
+            else:
+                self._waits = ""
+                return found
+        return ""
 
     def _stop(self) -> None:
         """First stop acting, then give the Lease up."""
+        self._stopping.set()
+        with self._starting:
+            if self.controller is not None:
+                self.controller.stop()
         self.metrics.leading.set(0)
-        if self.controller is not None:
-            self.controller.stop()
         self.election.stop()
         for server in self.servers:
             server.shutdown()
             server.server_close()
         self.engine.dispose()
 
+    def _unready(self) -> str | None:
+        """What keeps a leader from its work; a replica that stands by is ready to lead."""
+        return self._waits or (self.controller.blind() if self.controller is not None else None)
+
     def _wrong(self) -> str | None:
+        """What makes this process count as dead: an election that hangs, a leader's watches or threads that do."""
+        if (quiet := self.election.quiet_s) > STANDBY_S:
+            return f"nothing was heard of the Lease for {quiet:.0f} s"
         return self.controller.wrong() if self.controller is not None else None

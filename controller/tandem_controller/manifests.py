@@ -136,10 +136,16 @@ def _dns(peer: DnsPeer) -> Manifest:
     return out
 
 
+def job_deadline(spec: PairRunSpec) -> int | None:
+    """After how many seconds Kubernetes ends a Job if no controller does; its time begins before the pods run."""
+    limit = spec.active_deadline_seconds
+    return limit + spec.start_deadline_seconds if limit is not None else None
+
+
 def job(attempt: Attempt, role: Role, settings: Settings) -> Manifest:
     """One side's single-completion Job: never retried by Kubernetes, since a restart is always both sides."""
-    deadline = attempt.spec.active_deadline_seconds
-    limit = {"activeDeadlineSeconds": deadline + attempt.spec.start_deadline_seconds} if deadline is not None else {}
+    deadline = job_deadline(attempt.spec)
+    limit = {"activeDeadlineSeconds": deadline} if deadline is not None else {}
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

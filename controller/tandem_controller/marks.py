@@ -1,10 +1,12 @@
 """The opt-in marks on nodes, as merge patches. Pure. Report only by default: no cordon, no taint that is not ours.
 
 Marks are labels and an annotation with Tandem's prefix and a node condition; a single clean session releases nobody.
+The annotation names the run and the installation that marked last: nobody takes a mark off that is another's.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from tandem.pairrun import names
@@ -15,20 +17,62 @@ WORDS = {Verdict.MISMATCH: "corrupting", Verdict.MATCH: "clean", Verdict.INCONCL
 """Value of the verdict label; what one run says, and no more: the node's profile needs several."""
 
 
-def session(run_id: str, now: float) -> dict[str, Any]:
-    """A pair runs on the node."""
-    last = f"{run_id} {timestamp(now)}"
-    return {"metadata": {"labels": {names.LABEL_SESSION: "running"}, "annotations": {names.ANNOTATION_LAST_RUN: last}}}
+def session_of(meta: Mapping[str, Any]) -> str | None:
+    """The run whose pair runs on a node, as its metadata say; empty if they do not say which, None if none does."""
+    return _marked_by(meta)[0] if names.LABEL_SESSION in (meta.get("labels") or {}) else None
 
 
-def session_over() -> dict[str, Any]:
-    """It no longer does: null removes a label, whoever set it."""
-    return {"metadata": {"labels": {names.LABEL_SESSION: None}}}
+def session(run_id: str, namespace: str, since: str, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A pair runs on the node; None if another run's mark is there, which stays until that run is over.
+
+    Args:
+        run_id: of the run.
+        namespace: of the installation.
+        since: when its attempt began, as a timestamp: marking again changes nothing.
+        meta: the node's metadata, of the version that is patched.
+    """
+    if session_of(meta) not in (None, "", run_id):
+        return None
+    last = f"{run_id} {since} {namespace}"
+    labels, annotations = {names.LABEL_SESSION: "running"}, {names.ANNOTATION_LAST_RUN: last}
+    return _at(meta, {"labels": labels, "annotations": annotations})
 
 
-def verdict(value: str) -> dict[str, Any]:
-    """What the last run said of the suspect."""
-    return {"metadata": {"labels": {names.LABEL_SESSION: None, names.LABEL_VERDICT: WORDS[Verdict(value)]}}}
+def session_over(run_id: str, verdict: str, meta: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A run's pair no longer runs on the node; None if there is nothing of that run to change.
+
+    Args:
+        run_id: of the run.
+        verdict: what it said of the node; empty: nothing.
+        meta: the node's metadata, of the version that is patched.
+    """
+    labels: dict[str, str | None] = {}
+    if session_of(meta) in (run_id, ""):
+        labels[names.LABEL_SESSION] = None
+    if verdict:
+        labels[names.LABEL_VERDICT] = WORDS[Verdict(verdict)]
+    return _at(meta, {"labels": labels}) if labels else None
+
+
+def tells(run_id: str, meta: Mapping[str, Any]) -> bool:
+    """Whether a run that is over has the last word on a node: no later one has said anything since."""
+    return _marked_by(meta)[0] in ("", run_id) or session_of(meta) is not None
+
+
+def foreign(namespace: str, meta: Mapping[str, Any]) -> bool:
+    """Whether a node's marks are those of another installation in the cluster."""
+    return _marked_by(meta)[1] not in ("", namespace)
+
+
+def _marked_by(meta: Mapping[str, Any]) -> tuple[str, str]:
+    """Run and installation that marked a node last; empty where it does not say."""
+    words = str((meta.get("annotations") or {}).get(names.ANNOTATION_LAST_RUN, "")).split()
+    return (words[0] if words else ""), (words[2] if len(words) > 2 else "")
+
+
+def _at(meta: Mapping[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Changes that the API server takes only if nobody changed the node meanwhile."""
+    return {"metadata": {**changes, "resourceVersion": meta.get("resourceVersion")}}
 
 
 def condition(value: str, sentence: str, now: float, before: list[dict[str, Any]]) -> list[dict[str, Any]]:

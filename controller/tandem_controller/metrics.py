@@ -60,16 +60,21 @@ class Metrics:
         self.watch_errors = Counter(
             "tandem_controller_watch_errors_total", "Watches and lists that broke.", registry=self.registry
         )
-        self.leading = Gauge("tandem_controller_leading", "1 while this replica leads.", registry=self.registry)
+        self.leading = Gauge(
+            "tandem_controller_leading", "1 while this replica leads and works.", registry=self.registry
+        )
         self.database_up = Gauge(
             "tandem_controller_database_up", "1 if PostgreSQL answered last time.", registry=self.registry
         )
         info = Gauge("tandem_build_info", "Version of Tandem.", ["version"], registry=self.registry)
         info.labels(__version__).set(1)
 
-    def observe(self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]]) -> None:
-        """Read the queue's depth and the runs by state at each scrape."""
-        self.registry.register(_Scrape(depth, statuses, self._clock))
+    def observe(
+        self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]],
+        unseen: Callable[[], int] = lambda: 0, unlooked: Callable[[], int] = lambda: 0,
+    ) -> None:  # fmt: skip
+        """Read the queue's depth, the runs by state and how much is not seen or not looked at yet at each scrape."""
+        self.registry.register(_Scrape(depth, statuses, unseen, unlooked, self._clock))
 
     def finished(self, kind: str, status: PairRunStatus) -> None:
         """A PairRun got its verdict, or will never have one."""
@@ -85,12 +90,22 @@ class Metrics:
 
 class _Scrape(Collector):
     def __init__(
-        self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]], clock: Callable[[], float]
-    ) -> None:
+        self, depth: Callable[[], int], statuses: Callable[[], Iterable[PairRunStatus]], unseen: Callable[[], int],
+        unlooked: Callable[[], int], clock: Callable[[], float],
+    ) -> None:  # fmt: skip
         self._depth, self._statuses, self._clock = depth, statuses, clock
+        self._unseen, self._unlooked = unseen, unlooked
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         yield GaugeMetricFamily("tandem_controller_queue_depth", "Keys that wait for a worker.", self._depth())
+        yield GaugeMetricFamily(
+            "tandem_controller_unseen_collections",
+            "Collections that could not be listed yet, or that the API server refuses: the log names the right.",
+            self._unseen(),
+        )
+        yield GaugeMetricFamily(
+            "tandem_controller_unlooked_runs", "PairRuns that this leader has not looked at yet.", self._unlooked()
+        )
         runs = GaugeMetricFamily("tandem_controller_runs", "PairRuns by state.", labels=["state"])
         seen = [(state_of(status), status) for status in self._statuses()]
         tally = Tally(state for state, _ in seen)

@@ -77,6 +77,10 @@ class Job:
     """Reason of its Failed condition; empty while it has none."""
     failed_message: str = ""
     leaving: bool = False
+    deadline: int | None = None
+    """Its ``activeDeadlineSeconds``."""
+    refused: str = ""
+    """Why its pod was not made, as its events say; asked for only while it has none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,8 @@ class Observed:
     jobs: Sequence[Job] = ()
     node_ready: Mapping[str, bool] = field(default_factory=dict)
     """Nodes that exist -> whether they are Ready."""
+    sessions: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that carry the mark of a session -> the run that put it there; empty where they do not say."""
     missing: Sequence[str] = ()
     """What the pods will need and the namespace lacks, each in one sentence; looked up before a pairing only."""
     failures: Mapping[str, str] = field(default_factory=dict)
@@ -192,6 +198,14 @@ class MakeChildren(Action):
 
 
 @dataclass(frozen=True, slots=True)
+class SetDeadline(Action):
+    """Have the Jobs of the current attempt end when the spec says now."""
+
+    number: int
+    seconds: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class RemoveChildren(Action):
     """Remove an attempt's objects; pods that do not go are left to Kubernetes."""
 
@@ -236,7 +250,7 @@ class MarkNodes(Action):
 
 @dataclass(frozen=True, slots=True)
 class UnmarkNodes(Action):
-    """Take the session marks off, and leave the verdict where there is one."""
+    """Take this run's session marks off, and leave the verdict where there is one. Another run's stay."""
 
     nodes: tuple[str, ...]
     suspect: str = ""
@@ -245,7 +259,7 @@ class UnmarkNodes(Action):
 
 @dataclass(frozen=True, slots=True)
 class Release(Action):
-    """Remove the finalizer: the object may go."""
+    """Remove the finalizer: the object may go. Never while marks could not be taken off."""
 
 
 @dataclass(frozen=True, slots=True)

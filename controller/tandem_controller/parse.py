@@ -74,13 +74,15 @@ def job_from(obj: Object) -> Job | None:
     role, attempt = role_of(obj), attempt_of(obj)
     if role is None or attempt is None:
         return None
-    meta, status = (obj.get(part) or {} for part in ("metadata", "status"))
+    meta, spec, status = (obj.get(part) or {} for part in ("metadata", "spec", "status"))
+    deadline = spec.get("activeDeadlineSeconds")
     failed: Object = next(
         (c for c in status.get("conditions") or [] if c.get("type") == "Failed" and c.get("status") == "True"), {}
     )
     return Job(
         name=str(meta.get("name", "")), role=role, attempt=attempt, failed=str(failed.get("reason") or ""),
         failed_message=_line(failed.get("message")), leaving=bool(meta.get("deletionTimestamp")),
+        deadline=deadline if isinstance(deadline, int) else None,
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from tandem_controller import world
 from tandem_controller.cache import Caches
 from tandem_controller.facts import FactStore
 from tandem_controller.metrics import Metrics
+from tandem_controller.refusals import PodRefusals
 from tandem_controller.settings import Settings
 from tandem_controller.verdicts import Verdicts
 
@@ -29,4 +30,5 @@ class Parts:
     metrics: Metrics
     snapshot: world.PodSnapshot
     nodes: world.Nodes
+    refusals: PodRefusals
     clock: Callable[[], float] = time.time

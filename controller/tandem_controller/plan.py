@@ -25,6 +25,8 @@ from tandem.spec import RunSpec
 from tandem.vocabulary import REGULAR_ENDS, Role, Verdict
 from tandem_controller import ending, observed
 from tandem_controller.draft import Draft
+from tandem_controller.manifests import job_deadline
+from tandem_controller.marking import keep_marks, tell_refusals
 from tandem_controller.observed import Decision, Observed, Pod
 
 KEPT_ATTEMPTS = 20
@@ -43,6 +45,7 @@ def plan(o: Observed) -> Decision:
         _end(draft, Verdict.INCONCLUSIVE, "InvalidSpec", "invalid_spec", f"inconclusive: {o.spec_error}")
     else:
         _live(draft, o.spec)
+    tell_refusals(draft)
     return draft.decision()
 
 
@@ -101,6 +104,7 @@ def _live(d: Draft, spec: PairRunSpec) -> None:
         _running(d, spec, d.current)
     if d.current is None:
         _between(d, spec)
+    keep_marks(d)
     _delivery(d)
 
 
@@ -187,8 +191,6 @@ def _start(d: Draft, pairing: Pairing, run: RunSpec) -> None:
     d.condition(names.PAIRED, True, "Paired", message)
     d.condition(names.RUNNING, False, "Starting", "the pods are being made")
     d.do(observed.Event("Paired", f"attempt {number}: {message}"))
-    if o.settings.mark_nodes:
-        d.do(observed.MarkNodes((attempt.suspect.node, attempt.reference.node)))
     d.do(observed.MakeChildren(number))
     if o.facts.reachable:
         d.do(observed.StoreAttempt(number))
@@ -207,11 +209,13 @@ def _running(d: Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
         return
     if o.facts.reachable and attempt.number not in o.facts.attempts:
         d.do(observed.StoreAttempt(attempt.number))
-    jobs = {job.role for job in o.jobs if job.attempt == attempt.number}
+    jobs = [job for job in o.jobs if job.attempt == attempt.number]
     if len(jobs) < len(Role):
         d.do(observed.MakeChildren(attempt.number))
         if failure := o.failures.get("MakeChildren"):
             d.condition(names.RUNNING, False, "ChildrenRefused", failure)
+    if any(job.deadline != job_deadline(spec) for job in jobs if not (job.failed or job.leaving)):
+        d.do(observed.SetDeadline(attempt.number, job_deadline(spec)))
     running = {pod.role for pod in pods if pod.running}
     if ending.one_sided(o, attempt, pods):
         d.condition(names.RUNNING, False, ending.ONE_SIDED, "one side has ended; the other may yet say why")
@@ -225,7 +229,7 @@ def _running(d: Draft, spec: PairRunSpec, attempt: AttemptStatus) -> None:
         message = f"the pod of the {' and of the '.join(leaving)} was asked to stop: the pair drains, and closes"
         d.condition(names.RUNNING, True, "Stopping", message)
     elif attempt.running_at is None and len(jobs) == len(Role):
-        d.condition(names.RUNNING, False, "Starting", ending.waits_for(pods))
+        d.condition(names.RUNNING, False, "Starting", ending.waits_for(pods, jobs))
     if (left := ending.next_deadline(o, spec, attempt)) is not None:
         d.again(max(left, 1.0))
 

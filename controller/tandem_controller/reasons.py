@@ -153,8 +153,18 @@ def job_end(job: Job) -> PodEnd | None:
     return PodEnd("pod_failed", f"the {job.role}'s Job: {job.failed_message or job.failed}", infrastructure=True)
 
 
-def not_started(pods: Sequence[Pod]) -> PodEnd:
+def refused(pods: Sequence[Pod], jobs: Sequence[Job]) -> str:
+    """Which pod could not be made, and why; empty if none was refused."""
+    there = {pod.role for pod in pods}
+    return next(
+        (f"the {j.role}'s pod was not made: {j.refused}" for j in jobs if j.refused and j.role not in there), ""
+    )
+
+
+def not_started(pods: Sequence[Pod], jobs: Sequence[Job]) -> PodEnd:
     """Why a pair did not run by its start deadline: the first pod that waits, with what it waits for."""
+    if sentence := refused(pods, jobs):
+        return PodEnd("pod_refused", sentence, True)
     for pod in pods:
         if pod.unschedulable:
             return PodEnd("unschedulable", f"the {pod.role}'s pod found no place: {pod.unschedulable}", True)

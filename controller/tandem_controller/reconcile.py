@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -20,11 +20,12 @@ from tandem.kube.paths import PAIRRUNS, SECRETS, Resource
 from tandem.pairing.choose import World
 from tandem.pairrun import names
 from tandem.pairrun.spec import PairRunSpec, read_spec
-from tandem.pairrun.status import PairRunStatus
+from tandem.pairrun.status import PairRunStatus, seconds
 from tandem.vocabulary import Kind, Role
 from tandem_controller import parse, world
 from tandem_controller.act import Actor
-from tandem_controller.observed import Decision, Event, Observed, Pod
+from tandem_controller.marks import session_of
+from tandem_controller.observed import Decision, Event, Job, Observed, Pod, Release, UnmarkNodes
 from tandem_controller.parts import Parts
 from tandem_controller.plan import plan
 
@@ -33,6 +34,8 @@ CLAIMS = Resource("/api/v1", "persistentvolumeclaims")
 CONFIG_MAPS = Resource("/api/v1", "configmaps")
 REMEMBERED_S = 10.0
 """How long it is taken for true that an object which pods need is there, or is not."""
+POD_MADE_S = 5.0
+"""How long after the start of an attempt a Job without a pod is nothing to ask about."""
 PASSES = 3
 """How often one reconcile looks again at once, after it changed something that the next look depends on."""
 
@@ -65,8 +68,15 @@ class Reconciler:
                 seen, decision = decide(self._observe(key, obj), self.parts.snapshot)
                 written = self._write(seen, decision)
             if not self._act(key, seen, decision, written):
-                return decision.requeue_s
+                return self._again_after(key, decision)
         return 0.5
+
+    def _again_after(self, key: str, decision: Decision) -> float | None:
+        """What was refused is tried again: nobody tells when a right is granted."""
+        if not self._failures.get(key):
+            return decision.requeue_s
+        soon = float(self.parts.settings.pairing_seconds)
+        return soon if decision.requeue_s is None else min(decision.requeue_s, soon)
 
     def _choosing(self, obj: Mapping[str, Any]) -> AbstractContextManager[Any]:
         """One at a time where nodes may be chosen: the next choice must see what this one claimed."""
@@ -87,8 +97,9 @@ class Reconciler:
             now=parts.clock(), obj=obj, spec=spec, spec_error=error, world=World(nodes=nodes, usage={}),
             policy=parts.policy, settings=parts.settings,
             facts=parts.facts.of(run_id), pods=pods,
-            jobs=[job for raw in parts.caches.jobs_of(uid) if (job := parse.job_from(raw)) is not None],
+            jobs=self._jobs(obj, pods),
             node_ready={node.name: node.ready for node in nodes}, failures=self._failures.get(key, {}),
+            sessions=_sessions(parts.caches.nodes()),
         )  # fmt: skip
         if spec is None or not _needs_a_pair(seen.status):
             return seen
@@ -105,6 +116,24 @@ class Reconciler:
         except KubeError as failure:
             missing = [str(failure)]
         return replace(seen, world=gathered, missing=missing)
+
+    def _jobs(self, obj: Mapping[str, Any], pods: Sequence[Pod]) -> list[Job]:
+        """A PairRun's Jobs; those of an attempt that should have started by now with why they have no pod."""
+        meta, parts = obj["metadata"], self.parts
+        jobs = [job for raw in parts.caches.jobs_of(meta["uid"]) if (job := parse.job_from(raw)) is not None]
+        status = parts.caches.status(obj)
+        last = status.attempts[-1] if status.attempts else None
+        if last is None or last.running_at is not None or last.ended_at is not None:
+            return jobs
+        if parts.clock() - (seconds(last.started_at) or 0.0) < POD_MADE_S:
+            return jobs
+        there = {pod.role for pod in pods if pod.attempt == last.number}
+        return [
+            replace(job, refused=parts.refusals.of(meta["namespace"], job.name))
+            if job.attempt == last.number and job.role not in there and not job.failed
+            else job
+            for job in jobs
+        ]
 
     def _missing(self, seen: Observed, spec: PairRunSpec) -> list[str]:
         """What the pods will need and the namespace lacks: a pod would wait for it for ever, and tell events only."""
@@ -148,13 +177,22 @@ class Reconciler:
         return True
 
     def _act(self, key: str, seen: Observed, decision: Decision, written: bool) -> bool:
-        """Do what was decided, in order; whether it is worth looking again at once."""
-        failures: dict[str, str] = {}
+        """Do what was decided, in order; whether it is worth looking again at once.
+
+        What is refused is remembered until the like of it is done: not every action is decided again at each look.
+        """
+        before = self._failures.get(key, {})
+        failures = dict(before)
+        undone: set[str] = set()
         again = False
         for action in decision.actions:
             if isinstance(action, Event) and not written:
                 continue
             name = type(action).__name__
+            if isinstance(action, Release) and UnmarkNodes.__name__ in undone:
+                continue  # the finalizer is what brings the marks off
+            if name not in undone:
+                failures.pop(name, None)
             try:
                 again |= self.actor.do(action, seen, decision.status)
             except Fenced:
@@ -164,16 +202,17 @@ class Reconciler:
                 log.warning("%s: %s: %s", key, name, error)
             except Conflict as error:
                 log.info("%s: %s: %s", key, name, error)
+                undone.add(name)
                 again = True
             except KubeError as error:
                 if isinstance(error, Forbidden) or error.status == 422:
                     failures[name] = str(error)
+                    undone.add(name)
                     log.warning("%s: %s: %s", key, name, error)
                 else:
                     raise
-        changed = failures != self._failures.get(key, {})
         self._failures[key] = failures
-        return again or changed
+        return again or failures != before
 
 
 def decide(seen: Observed, snapshot: world.PodSnapshot) -> tuple[Observed, Decision]:
@@ -199,6 +238,12 @@ def _spec(obj: Mapping[str, Any]) -> tuple[PairRunSpec | None, str]:
         return read_spec(obj.get("spec") or {}), ""
     except SpecError as error:
         return None, str(error)
+
+
+def _sessions(nodes: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Nodes that carry the mark of a session -> the run that it is of."""
+    found = ((str(node["metadata"]["name"]), session_of(node["metadata"])) for node in nodes)
+    return {name: run for name, run in found if run is not None}
 
 
 def _ends_soon(status: PairRunStatus, pods: Sequence[Pod]) -> bool:

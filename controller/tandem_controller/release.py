@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
+from tandem.errors import SetupError
 from tandem.kube.client import Kube, Object
 from tandem.kube.errors import Forbidden, NotFound
 from tandem.kube.paths import NODES, PAIRRUNS
@@ -29,6 +30,8 @@ def release(kube: Kube, namespace: str, *, patience_s: float = PATIENCE_S) -> No
 
     Raises:
         KubeError: the API server refused something that is needed, or did not answer.
+        SetupError: a node keeps its marks, since nobody granted the right to take them off; the rest is done, but for
+            the finalizers, which are there to bring the marks off.
     """
     objects = kube.list(PAIRRUNS.path(namespace)).items
     live = [obj for obj in objects if not finished(obj)]
@@ -42,10 +45,14 @@ def release(kube: Kube, namespace: str, *, patience_s: float = PATIENCE_S) -> No
         if not there & uids:
             break
         time.sleep(POLL_S)
+    kept = [name for node in kube.list(NODES.path()).items if (name := _unmark(kube, namespace, node))]
+    if kept:
+        raise SetupError(
+            f"{', '.join(kept[:5])} {'keep their' if len(kept) > 1 else 'keeps its'} marks: not allowed to patch nodes "
+            "in the whole cluster: have it granted (helm upgrade with controller.markNodes=true), and uninstall again"
+        )
     for obj in kube.list(PAIRRUNS.path(namespace)).items:
         _let_go(kube, namespace, obj)
-    for node in kube.list(NODES.path()).items:
-        _unmark(kube, node)
 
 
 def _let_go(kube: Kube, namespace: str, obj: Object) -> None:
@@ -56,19 +63,24 @@ def _let_go(kube: Kube, namespace: str, obj: Object) -> None:
             kube.patch(PAIRRUNS.path(namespace, obj["metadata"]["name"]), {"metadata": {"finalizers": left}})
 
 
-def _unmark(kube: Kube, node: Mapping[str, Any]) -> None:
-    """Take Tandem's marks off a node that has any. Without the right to, there are none of this installation."""
-    meta, name = node["metadata"], node["metadata"]["name"]
+def _unmark(kube: Kube, namespace: str, node: Mapping[str, Any]) -> str:
+    """Take this installation's marks off a node that has any; returns its name if that was refused."""
+    meta, name = node["metadata"], str(node["metadata"]["name"])
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     marked = {names.LABEL_SESSION, names.LABEL_VERDICT} & set(labels) or names.ANNOTATION_LAST_RUN in annotations
-    conditions = (node.get("status") or {}).get("conditions") or []
+    operations = marks.condition_off((node.get("status") or {}).get("conditions") or [])
+    if marks.foreign(namespace, meta):
+        return ""
     try:
+        # The annotation goes last: it says whose the rest is.
+        if operations:
+            kube.patch(NODES.path(None, name, "status"), operations, manager=names.FIELD_MANAGER)
         if marked:
             log.info("taking the marks off %s", name)
             kube.patch(NODES.path(None, name), marks.all_off(), manager=names.FIELD_MANAGER)
-        if operations := marks.condition_off(conditions):
-            kube.patch(NODES.path(None, name, "status"), operations, manager=names.FIELD_MANAGER)
     except NotFound:
-        return
+        return ""
     except Forbidden as error:
         log.warning("%s keeps its marks: %s", name, error)
+        return name
+    return ""

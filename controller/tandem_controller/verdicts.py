@@ -130,7 +130,7 @@ class Verdicts:
         return found == (CONTROLLER, self.cluster, self.namespace)
 
     def compared_with(self) -> dict[str, frozenset[str]]:
-        """Suspect node -> references that it was compared with in a run that spoke.
+        """Suspect node -> references that it was compared with in a run of this cluster that spoke.
 
         Raises:
             DatabaseError: the database failed.
@@ -140,7 +140,12 @@ class Verdicts:
                 rows = conn.execute(
                     select(Attempt.suspect_host, Attempt.reference_host)
                     .join(Run, Run.run_id == Attempt.run_id)
-                    .where(Run.verdict.in_(("match", "mismatch")), Attempt.state == AttemptState.CLOSED)
+                    .where(
+                        Run.verdict.in_(("match", "mismatch")),
+                        Attempt.state == AttemptState.CLOSED,
+                        # Nodes of two clusters, and machines of local runs, may have one name.
+                        Run.supervisor["cluster"].as_string() == self.cluster,
+                    )
                     .distinct()
                 ).all()
         except DBAPIError as error:

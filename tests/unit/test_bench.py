@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
+import re
 from collections import Counter
+from importlib import import_module
 from pathlib import Path
+from pkgutil import walk_packages
 
+import bench
 import pytest
 from bench import page, results
 from bench.fused import LOSS
 from bench.options import Options
+from bench.replica import Replica
 from bench.results import Row, row
 from bench.rows import BENCHES
 from bench.rows.memory import kept_bytes
@@ -22,6 +28,24 @@ from tandem_worker.chain import Op, Plan, TensorSpec
 from tandem_worker.model.plan import make_plan
 
 NUMBERS = st.floats(-1e6, 1e6)
+
+
+@pytest.mark.parametrize("name", sorted(m.name for m in walk_packages(bench.__path__, "bench.")))
+def test_every_part_of_a_benchmark_can_be_imported(name: str) -> None:
+    """What a benchmark runs as a process is a module too, never a text that only breaks when it is measured."""
+    module = import_module(name)
+    assert module.__file__ is not None
+    assert not re.search(r"""["']-c["']""", Path(module.__file__).read_text(encoding="utf-8"))
+
+
+def test_the_controllers_benchmark_starts_its_process(tmp_path: Path) -> None:
+    """As far as it comes without a cluster: it reads its settings and looks for the kubeconfig."""
+    environment = {**os.environ, "KUBECONFIG": str(tmp_path / "none"), "KUBERNETES_SERVICE_HOST": ""}
+    settings = {"namespace": "tandem", "worker": {"image": "tandem-worker:1"}}
+    with pytest.raises(RuntimeError, match="did not start") as raised:
+        Replica(environment, tmp_path / "replica", "postgresql://nobody@127.0.0.1:1/none", settings)
+    assert "SetupError" in str(raised.value)
+    assert "kubeconfig" in str(raised.value)
 
 
 @given(st.lists(NUMBERS, min_size=1, max_size=80), st.floats(0.01, 0.99))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -207,6 +208,23 @@ def test_the_active_deadline_ends_it_for_good() -> None:
     decision = run.plan(after=60)
     assert decision.status.attempts[-1].reason == "deadline"
     assert {"RemoveChildren", "Judge"} <= set(kinds(decision))
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "job"), [(60, 600, 1500), (600, 60, 960), (60, None, None), (None, 60, 960)]
+)
+def test_an_active_deadline_that_changes_mid_run_holds_for_the_jobs_too(
+    before: int | None, after: int | None, job: int | None
+) -> None:
+    """Kubernetes would end a Job by what it was made with, and the controller believe it."""
+    run = started({"activeDeadlineSeconds": before} if before else {})
+    assert kinds(run.plan(after=1)) == []
+    run.obj["spec"] = {"activeDeadlineSeconds": after} if after else {}
+    assert run.plan(after=1).actions == (do.SetDeadline(1, job),)
+    run.jobs = [replace(each, deadline=job) for each in run.jobs]
+    assert kinds(run.plan(after=1)) == []
+    ended = run.plan(after=100).status.attempts[-1].reason
+    assert ended == ("deadline" if after == 60 else "")
 
 
 # -- asked to stop: a drain, an eviction, a taint --------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tandem.kube.client import Event, Listing, Object
-from tandem.kube.errors import Forbidden, Gone, KubeError, Unreachable
+from tandem.kube.errors import Forbidden, Gone, KubeError, NotFound, Unreachable
 from tandem.kube.informer import Informer, key_of
 
 
@@ -220,6 +220,29 @@ def test_last_heard_moves_with_every_sign_of_life_and_stands_still_without(serve
     clock[0] = 300.0
     server.streams.put(Event("BOOKMARK", {"metadata": {"resourceVersion": "11"}}))
     until(lambda: informer.last_heard == 300.0)
+    informer._stopping.set()
+    server.streams.put(None)
+    informer.stop()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [Forbidden(403, "Forbidden", "no", "list", "things", None), NotFound(404, "NotFound", "no such kind")],
+    ids=lambda error: error.reason,
+)
+def test_a_server_that_says_no_is_alive_and_is_asked_until_it_says_yes(server: Server, error: KubeError) -> None:
+    """A process that is started again would be told the same: this is nothing that it dies of."""
+    clock = [100.0]
+    informer = Informer(server, "/x", lambda *_: None, clock=lambda: clock[0])  # type: ignore[arg-type]
+    server.list_error = error
+    informer.start()
+    clock[0] = 1000.0
+    until(lambda: informer.last_heard == 1000.0)
+    assert informer.refused == str(error)
+    assert not informer.synced
+    server.list_error = None
+    assert informer.wait_synced(20)
+    assert informer.refused is None
     informer._stopping.set()
     server.streams.put(None)
     informer.stop()

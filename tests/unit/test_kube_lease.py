@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.kube.client import Object
-from tandem.kube.errors import Conflict, NotFound, Unreachable
+from tandem.kube.errors import Conflict, Forbidden, NotFound, Unreachable
 from tandem.kube.lease import TOKEN, Election, Seen, decide, released
 
 LEASE_S = 15.0
@@ -132,7 +132,7 @@ class Server:
 
     def __init__(self) -> None:
         self.lease: Object | None = None
-        self.away = False
+        self.away = self.forbidden = False
         self.version = 0
         self.calls: list[tuple[str, float]] = []
 
@@ -158,6 +158,8 @@ class Server:
         self.calls.append((what, timeout_s))
         if self.away:
             raise Unreachable("timed out", "https://api")
+        if self.forbidden:
+            raise Forbidden(403, "Forbidden", "no", what, "leases.coordination.k8s.io", "ns")
 
     def _write(self, body: Object) -> Object:
         self.version += 1
@@ -248,6 +250,23 @@ def test_a_leader_whose_lease_was_deleted_or_stolen_is_none_any_more() -> None:
         clock.now += 1
         one.attempt()
         assert not one.leads
+
+
+def test_how_long_nothing_was_heard_counts_from_the_last_answer_a_refusal_included() -> None:
+    server, clock = Server(), Clock()
+    one = election(server, "a", clock)
+    one.attempt()
+    assert one.quiet_s == 0
+    server.away = True
+    for _ in range(3):
+        clock.now += 10
+        with pytest.raises(Unreachable):
+            one.attempt()
+    assert one.quiet_s == pytest.approx(30)
+    server.away, server.forbidden = False, True
+    with pytest.raises(Forbidden):
+        one.attempt()
+    assert one.quiet_s == 0
 
 
 def test_an_answer_that_was_lost_is_found_again() -> None:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tandem.errors import TandemError
 from tandem.kube.client import WATCH_S, Event, Kube, Listing, Object, interrupt
-from tandem.kube.errors import Gone
+from tandem.kube.errors import Forbidden, Gone, NotFound
 
 FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.2, 10.0
 Changed = Callable[[str, Object | None, Object | None], None]
@@ -86,6 +86,7 @@ class Informer:
         """When to list again in any case."""
         self._last_heard = clock()
         self._error: str | None = None
+        self._refused = False
         self._thread = threading.Thread(target=self._run, name=f"informer {path}", daemon=True)
 
     # -- for its users -------------------------------------------------------------------------------
@@ -115,8 +116,13 @@ class Informer:
 
     @property
     def last_heard(self) -> float:
-        """When the API server last said anything: a listing, an event, a bookmark, or the end of a quiet watch."""
+        """When the API server last said anything: a listing, an event, a bookmark, the end of a quiet watch, or no."""
         return self._last_heard
+
+    @property
+    def refused(self) -> str | None:
+        """What the API server refuses to list or to watch now, in one sentence: a right or a kind that is missing."""
+        return self._error if self._refused else None
 
     @property
     def error(self) -> str | None:
@@ -154,7 +160,7 @@ class Informer:
             except TandemError as error:
                 if self._stopping.is_set():
                     return
-                self._fail(str(error))
+                self._fail(str(error), refused=isinstance(error, (Forbidden, NotFound)))
                 failures += 1
             except Exception as error:  # whatever the server, or a handler, made of it: never end silently
                 self._fail(f"{type(error).__name__}: {error}")
@@ -228,10 +234,12 @@ class Informer:
             self._on_change(key, before, None)
 
     def _heard(self) -> None:
-        self._last_heard, self._error = self._clock(), None
+        self._last_heard, self._error, self._refused = self._clock(), None, False
 
-    def _fail(self, line: str) -> None:
-        self._error = line
+    def _fail(self, line: str, refused: bool = False) -> None:
+        self._error, self._refused = line, refused
+        if refused:  # it answers: whoever starts this process again gets the same answer
+            self._last_heard = self._clock()
         self._on_error(line)
 
     def _pause(self, failures: int) -> None:

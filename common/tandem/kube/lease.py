@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from tandem.errors import TandemError
 from tandem.kube.client import Kube, Object
-from tandem.kube.errors import NotFound
+from tandem.kube.errors import KubeError, NotFound
 from tandem.kube.paths import LEASES
 
 TOKEN = "tandem.dev/fencing-token"  # noqa: S105 - a number, no secret
@@ -132,6 +132,7 @@ class Election:
         self.renew_s, self.retry_s = lease_s * 2 / 3, lease_s / 6
         self._path = LEASES.path(self._namespace, name)
         self._seen: Seen | None = None
+        self._last_heard = clock()
         self._held_until = -1.0
         self._token = 0
         self._stopping = threading.Event()
@@ -141,6 +142,11 @@ class Election:
     def leads(self) -> bool:
         """Whether this candidate may act now: its last renewal is less than two thirds of a lease old. Any thread."""
         return self._clock() < self._held_until
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the API server last said anything of the Lease, a refusal included. Any thread."""
+        return self._clock() - self._last_heard
 
     @property
     def token(self) -> int:
@@ -192,6 +198,11 @@ class Election:
             lease: Object | None = self._kube.get(self._path, timeout_s=limit)
         except NotFound:
             lease = None
+        except KubeError as error:
+            if error.status:  # it answers, if only no
+                self._last_heard = self._clock()
+            raise
+        self._last_heard = self._clock()
         choice = self._decide(lease, began, self._token)
         if choice.action in ("create", "take") and self._held_until < 0:
             choice = self._decide(lease, began, max(self._token, self._asked_floor()))

@@ -54,6 +54,9 @@ SUCCEEDED = "Succeeded"
 FAILED = "Failed"
 """Terminal, for consumers: the verdict is ``mismatch`` or ``inconclusive``; the reason tells them apart."""
 
+REFUSED = "Refused"
+"""True while the API server refuses something that the run needs done; the message names the verb that is missing."""
+
 LINK_PORT = 7733
 """Port on which the reference listens."""
 METRICS_PORT = 7734

@@ -99,7 +99,7 @@ class PairRunStatus(_Model):
     observed_generation: int = Field(0, description="Generation of the spec that this was said of.")
     run_id: str = Field("", description="Id of the run in PostgreSQL.")
     conditions: list[Condition] = Field(
-        [], description="Paired, Running, RecordsDelivered, Finished, Succeeded, Failed."
+        [], description="Paired, Running, RecordsDelivered, Finished, Succeeded, Failed; Refused where something was."
     )
     suspect: Chosen | None = Field(None, description="Node under test, of the current or last attempt.")
     reference: Chosen | None = Field(None, description="Healthy node, of the current or last attempt.")

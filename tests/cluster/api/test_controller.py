@@ -17,7 +17,6 @@ from cluster.handle import ApiServer, until
 from tandem.db import queries
 from tandem.db.engine import connect, parse
 from tandem.db.fence import Fence
-from tandem.kube.client import Kube
 from tandem.kube.paths import PAIRRUNS, PODS, SECRETS
 from tandem.pairrun import names
 from tandem.vocabulary import Role
@@ -190,6 +189,23 @@ def test_a_suspended_run_loses_its_pods_and_no_attempt_and_goes_on_once_it_is_re
         assert pair.status().attempt == 2
 
 
+def test_an_active_deadline_that_is_raised_mid_run_is_raised_for_the_jobs_too(pair: Hands) -> None:
+    """What a real API server lets be changed of a Job that runs; and taken away again."""
+    with leading(pair):
+        pair.create(activeDeadlineSeconds=60)
+        pair.start()
+        pair.wait_for(names.RUNNING, "True")
+
+        def limits() -> set[int | None]:
+            return {job["spec"].get("activeDeadlineSeconds") for job in pair.jobs(1)}
+
+        assert limits() == {960}
+        for limit, there in ((3600, {4500}), (None, {None})):
+            pair.kube.patch(PAIRRUNS.path(pair.namespace, "check"), {"spec": {"activeDeadlineSeconds": limit}})
+            until("the Jobs' limit", lambda there=there: limits() == there)
+        assert pair.condition(names.REFUSED) == ("", "")
+
+
 # -- other runs, other people ------------------------------------------------------------------------------
 
 
@@ -205,6 +221,23 @@ def test_a_second_run_on_the_same_suspect_waits_for_the_first(pair: Hands, tmp_p
         pair.finish(tmp_path, name="first")
         pair.wait_for(names.FINISHED, "True", name="first")
         pair.wait_for(names.PAIRED, "True", name="second")
+
+
+def test_situation_8_a_swap_asks_postgresql_which_reference_was_used_before(pair: Hands, tmp_path: Path) -> None:
+    with leading(pair):
+        pair.create("first")
+        pair.start(name="first")
+        pair.finish(tmp_path, name="first")
+        pair.wait_for(names.FINISHED, "True", "Match", name="first")
+        sick = {"nodeName": f"sick-{pair.namespace}"}
+        pair.create("swap", kind="swap", suspect=sick)
+        pair.wait_for(names.PAIRED, "False", "NoReference", name="swap")
+        assert [p.reason for p in pair.status("swap").passed_over if p.node.startswith("well")] == ["UsedBefore"]
+        other = pair.node("other")
+        pair.wait_for(names.PAIRED, "True", name="swap")
+        found = pair.status("swap").reference
+        assert found is not None
+        assert found.node == other
 
 
 def test_many_at_once_never_share_a_suspect_or_a_reference(hands: Hands) -> None:
@@ -243,6 +276,21 @@ def test_many_that_wait_for_a_partner_ask_the_api_server_little(hands: Hands, ap
         forever(lambda: True, seconds)
         asked = (counted(api_server) - before) / (time.monotonic() - begun)
     assert asked <= runs / 60 + 1
+
+
+@pytest.mark.parametrize("seconds", [0, 3])
+def test_a_finished_pairrun_goes_when_its_time_is_over_and_its_run_stays(
+    pair: Hands, tmp_path: Path, seconds: int
+) -> None:
+    with leading(pair):
+        pair.create(ttlSecondsAfterFinished=seconds)
+        pair.start()
+        run_id = pair.run_id()
+        pair.finish(tmp_path)
+        until("the object to go", lambda: not pair.kube.list(PAIRRUNS.path(pair.namespace)).items)
+    engine = connect(pair.database)
+    assert queries.load_run(engine, run_id).run.verdict == "match"
+    engine.dispose()
 
 
 def test_a_pairrun_deleted_mid_run_leaves_a_closed_run_behind(pair: Hands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -339,42 +387,3 @@ def test_situation_13_an_old_leader_is_refused_by_the_database_and_ends(pair: Ha
         until("the attempt's row", lambda: new.controller.facts.of(pair.run_id("after")).attempts)
         assert not new.over.is_set()
         assert [pair.status(name).attempt for name in ("before", "after")] == [1, 1]
-
-
-def test_rights_that_are_too_narrow_are_named_in_the_condition(pair: Hands, api_server: ApiServer) -> None:
-    api_server.kubectl("-n", pair.namespace, "create", "serviceaccount", "narrow")
-    rules = [
-        "--verb=get,list,watch,create,update,patch,delete",
-        "--resource=secrets,services,pods,events,networkpolicies.networking.k8s.io",
-    ]
-    api_server.kubectl("-n", pair.namespace, "create", "role", "narrow", *rules)
-    who = f"--serviceaccount={pair.namespace}:narrow"
-    api_server.kubectl("-n", pair.namespace, "create", "rolebinding", "narrow", "--role=narrow", who)
-    cluster = f"narrow-{pair.namespace}"
-    api_server.kubectl(
-        "create", "clusterrole", cluster, "--verb=get,list,watch,update,patch",
-        "--resource=nodes,pods,pairruns.tandem.dev,pairruns.tandem.dev/status,pairruns.tandem.dev/finalizers",
-    )  # fmt: skip
-    api_server.kubectl("create", "clusterrolebinding", cluster, f"--clusterrole={cluster}", who)
-    view = ["--verb=get,list,watch", "--resource=jobs.batch"]
-    api_server.kubectl("-n", pair.namespace, "create", "role", "see", *view)
-    api_server.kubectl("-n", pair.namespace, "create", "rolebinding", "see", "--role=see", who)
-    token = api_server.kubectl("-n", pair.namespace, "create", "token", "narrow")
-    narrow = Kube.connect(kubeconfig=str(_with_token(api_server, token, pair)), namespace=pair.namespace)
-    with leading(pair, kube=narrow):
-        pair.create()
-        message = pair.wait_for(names.RUNNING, "False", "ChildrenRefused")
-        assert "patch jobs" in message
-        assert not pair.jobs()
-    for kind in ("clusterrolebinding", "clusterrole"):
-        api_server.kubectl("delete", kind, cluster)
-
-
-def _with_token(server: ApiServer, token: str, hands: Hands) -> Path:
-    """The administrator's kubeconfig with another user."""
-    config = json.loads(server.kubectl("config", "view", "--raw", "-o", "json"))
-    config["users"] = [{"name": user["name"], "user": {"token": token}} for user in config["users"]]
-    path = server.root / f"narrow-{hands.namespace}"
-    path.write_text(json.dumps(config))
-    path.chmod(0o600)
-    return path

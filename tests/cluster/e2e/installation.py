@@ -77,24 +77,20 @@ class Tandem:
             for node in self.cluster.nodes:
                 self.cluster.enter(node, "install", "-d", "-m", "0777", CACHE, "/var/log/tandem-database")
             self.cluster.apply(_disk(self.reference))
-        arguments = [
-            "--namespace",
-            NAMESPACE,
-            "--create-namespace",
-            "--wait",
-            "--timeout",
-            "5m",
-            "-f",
-            str(self.values),
-        ]
-        self.cluster.helm("install", "tandem", str(CHART), *arguments)
+        self.helm("install", "--create-namespace")
+
+    def helm(self, command: str, *options: str) -> None:
+        """``helm install`` or ``upgrade`` with these tests' values, and what is given besides."""
+        words = [command, "tandem", str(CHART), "--namespace", NAMESPACE, "--wait", "--timeout", "5m"]
+        self.cluster.helm(*words, "-f", str(self.values), *options, timeout=400)
 
     def keeps_records(self) -> bool:
         """Whether what PostgreSQL holds outlives its pod."""
         return isinstance(self.cluster, BareCluster) or self.cluster.gives_disks()
 
     def uninstall(self) -> None:
-        self.cluster.helm("uninstall", "tandem", "--namespace", NAMESPACE, "--wait")
+        """``helm uninstall``; one that is not installed is fine."""
+        self.cluster.helm("uninstall", "tandem", "--namespace", NAMESPACE, "--wait", "--ignore-not-found")
 
     # -- nodes -------------------------------------------------------------------------------------
 
@@ -167,6 +163,22 @@ class Tandem:
             return status.step >= step
 
         until(f"{name} to step", there, VERDICT_S)
+
+    def goes_on(self, name: str) -> None:
+        """After what was done to it, the first attempt compares further steps: their records arrive, the status tells.
+
+        Told twice: the first may be of a step before.
+        """
+        told: list[int] = []
+
+        def further() -> bool:
+            step = self.status(name).step
+            if not told or step > told[-1]:
+                told.append(step)
+            return len(told) > 2
+
+        until("further steps", further, 120)
+        assert len(self.status(name).attempts) == 1
 
     def pod(self, name: str, role: Role) -> str:
         """Name of a side's pod of the current attempt."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from cluster.e2e.installation import NAMESPACE, Tandem
@@ -38,6 +40,28 @@ def reached(tandem: Tandem, pod: str, name: str, targets: Mapping[str, tuple[str
     words = ["exec", "--namespace", NAMESPACE, pod, "--", "python", "-c", PROGRAM, json.dumps([name, targets])]
     found: dict[str, bool] = json.loads(tandem.cluster.kubectl(*words))
     return {what for what, yes in found.items() if yes}
+
+
+LISTENER = """
+import socket, sys
+with socket.create_server(("", int(sys.argv[1]))) as server:
+    print("listening", flush=True)
+    while True:
+        server.accept()[0].close()
+"""
+
+
+@contextmanager
+def listening(tandem: Tandem, pod: str, port: int) -> Iterator[None]:
+    """Somebody listens on a port of a pod meanwhile: whether it is reached is then a matter of the network alone."""
+    words = ["kubectl", "exec", "--namespace", NAMESPACE, pod, "--", "python", "-c", LISTENER, str(port)]
+    with subprocess.Popen(words, env=tandem.cluster.environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().strip() == "listening"
+            yield
+        finally:
+            process.kill()
 
 
 def address(tandem: Tandem, kind: str, name: str) -> str:

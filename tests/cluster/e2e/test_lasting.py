@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.e2e.installation import CHART, NAMESPACE, Tandem
+from cluster.e2e.installation import NAMESPACE, Tandem
 from cluster.handle import BareCluster, until
 from tandem.vocabulary import Role
 
@@ -26,23 +26,6 @@ def lasting(tandem: Tandem) -> Iterator[Tandem]:
             tandem.delete(NAME)
 
 
-def goes_on(tandem: Tandem) -> None:
-    """After what was done to it, the same attempt compares further steps, their records arrive, and the status says it.
-
-    Told twice: the first may be of a step before.
-    """
-    told: list[int] = []
-
-    def further() -> bool:
-        step = tandem.status(NAME).step
-        if not told or step > told[-1]:
-            told.append(step)
-        return len(told) > 2
-
-    until("further steps", further, 120)
-    assert len(tandem.status(NAME).attempts) == 1
-
-
 def test_a_controller_that_is_killed_is_replaced_and_the_pair_goes_on(lasting: Tandem) -> None:
     labels = ["-l", "app.kubernetes.io/component=controller"]
     controllers = ("get", "pods", *labels, "--namespace", NAMESPACE, "-o", "name")
@@ -53,21 +36,18 @@ def test_a_controller_that_is_killed_is_replaced_and_the_pair_goes_on(lasting: T
     until("another controller", lambda: lasting.cluster.kubectl(*controllers) not in ("", before), 60)
     words = ("--for=condition=Ready", "pod", *labels, "--namespace", NAMESPACE, "--timeout=100s")
     lasting.cluster.kubectl("wait", *words)
-    goes_on(lasting)
+    lasting.goes_on(NAME)
 
 
 def test_situations_11_and_12_a_restart_of_the_api_server_costs_nothing(lasting: Tandem, machines: BareCluster) -> None:
     machines.stop("kube-apiserver")
     machines.start("kube-apiserver")
-    goes_on(lasting)
+    lasting.goes_on(NAME)
 
 
 def test_a_chart_upgraded_mid_run_leaves_the_pair_alone(lasting: Tandem) -> None:
-    lasting.cluster.helm(
-        "upgrade", "tandem", str(CHART), "--namespace", NAMESPACE, "-f", str(lasting.values), "--wait", "--timeout",
-        "5m", "--set", "controller.resyncSeconds=120",
-    )  # fmt: skip
-    goes_on(lasting)
+    lasting.helm("upgrade", "--set", "controller.resyncSeconds=120")
+    lasting.goes_on(NAME)
 
 
 def test_a_suspect_that_is_deleted_after_all_that_closes_cleanly_and_matches(lasting: Tandem) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cluster.e2e.installation import CACHE, NAMESPACE, Tandem
-from cluster.e2e.reaching import address, component, of_the_cluster, reached
+from cluster.e2e.reaching import address, component, listening, of_the_cluster, reached
 from cluster.handle import BareCluster, until
 from plugins import parts
 from quiz import write_quiz
@@ -17,6 +17,8 @@ from tandem.pairrun import names
 from tandem.vocabulary import Role
 
 pytestmark = [pytest.mark.needs("cluster"), pytest.mark.slow, pytest.mark.timeout(1200)]
+OPEN = 18080
+"""A port on which nothing of Tandem's listens."""
 
 
 def test_a_quarantined_node_gets_its_partner_without_anyone_naming_one_and_matches(tandem: Tandem) -> None:
@@ -106,7 +108,7 @@ def test_the_suspect_reaches_its_partners_port_and_dns_and_nothing_else(tandem: 
         partner = address(tandem, "pod", pods[Role.REFERENCE])
         targets = {
             "partner": (partner, names.LINK_PORT),
-            "partner's other port": (partner, 22),
+            "partner's other port": (partner, names.METRICS_PORT),
             "postgresql": (address(tandem, "pod", "tandem-postgres-0"), 5432),
             "postgresql's service": (address(tandem, "service", "tandem-postgres"), 5432),
             "another pod": (component(tandem, "controller")["status"]["podIP"], 8081),
@@ -115,6 +117,16 @@ def test_the_suspect_reaches_its_partners_port_and_dns_and_nothing_else(tandem: 
         }
         name = f"reference.{names.child_name('walled', uid, 1)}.{NAMESPACE}.svc"
         assert reached(tandem, pods[Role.SUSPECT], name, targets) == {"dns", "partner"}
+        # Somebody listens at each of these ends: the same look from pods that may finds them.
+        controller = component(tandem, "controller")["metadata"]["name"]
+        assert reached(tandem, controller, name, targets) >= {"dns", "partner's other port", "postgresql", "the API"}
+        assert reached(tandem, pods[Role.REFERENCE], name, targets) == {"dns", *targets}
+        own = {"suspect": (address(tandem, "pod", pods[Role.SUSPECT]), OPEN)}
+        with listening(tandem, pods[Role.SUSPECT], OPEN):
+            assert "suspect" in reached(tandem, pods[Role.SUSPECT], name, own)
+            for pod in (controller, pods[Role.REFERENCE]):
+                assert reached(tandem, pod, name, own | {"partner": (partner, names.LINK_PORT)}) <= {"dns", "partner"}
+            assert "partner" not in reached(tandem, controller, name, {"partner": (partner, names.LINK_PORT)})
         spec = cluster.get("pod", pods[Role.SUSPECT], "--namespace", NAMESPACE)["spec"]
         assert spec["automountServiceAccountToken"] is False
         assert "database" not in json.dumps(spec)
@@ -138,6 +150,19 @@ def test_situation_21_an_image_that_is_missing_is_named_and_both_sides_are_remov
     assert status.reason in ("image_absent", "image_pull"), status  # as the nodes are told to pull or not
     assert status.attempts[0].infrastructure
     tandem.delete("no-image")
+
+
+def test_a_class_that_does_not_exist_is_told_although_only_the_jobs_events_say_so(tandem: Tandem) -> None:
+    """The Job is made, its pod is not: by a real Job controller, whose events are read."""
+    with tandem.quarantined():
+        tandem.create(
+            "no-class", template={"priorityClassName": "nowhere"}, retry={"maxAttempts": 1}, startDeadlineSeconds=40
+        )
+        until("the cause", lambda: "nowhere" in str(tandem.status("no-class").condition(names.RUNNING)), 35)
+        status = tandem.verdict("no-class")
+    assert (status.attempts[0].reason, status.attempts[0].infrastructure) == ("pod_refused", True), status
+    assert "no PriorityClass with name nowhere was found" in status.attempts[0].message
+    tandem.delete("no-class")
 
 
 def test_situation_23_a_node_that_is_too_small_is_told_before_any_pod_is_made(tandem: Tandem) -> None:
