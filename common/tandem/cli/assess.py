@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from uuid import UUID
 
 import typer
 
@@ -15,16 +16,32 @@ from tandem.assess import Ended, Wanted
 from tandem.cli import flags as f
 from tandem.cli.nodes import NODE_EXITS
 from tandem.cli.output import DbOption, JsonOption, database, database_url, emit_json, note, say
-from tandem.errors import UsageError
+from tandem.errors import SetupError, UsageError
+from tandem.pairrun.names import FINISHED
 from tandem.spec import RunSpec, validate
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Kind, Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from tandem.pairrun.status import PairRunStatus
+
 LEAST_S = 60
 """A run shorter than this is not begun: compiling and the controls would be most of it."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Followed(NamedTuple):
+    """A PairRun that came to its end."""
+
+    name: str
+    kind: str
+    run_id: UUID
+    status: PairRunStatus
+
+
+Make = Callable[[Wanted, int], Followed]
+"""Makes a run of at most so many seconds, and waits for its end."""
 
 
 def assess(
@@ -87,7 +104,7 @@ def duration(text: str, option: str) -> float:
 def _cluster(
     node: str,
     model: str,
-    make: Callable[[Wanted, int], None],
+    make: Make,
     length: float,
     deadline: float,
     db: str,
@@ -100,8 +117,8 @@ def _cluster(
     from tandem.report import node_page
     from tandem.report.page import write
 
-    made = 0
-    while True:
+    made, stuck = 0, ""
+    while not stuck:
         with database(db) as engine:
             wanted = next_of_node(engine, node, model)
         rest = deadline - time.monotonic()
@@ -109,10 +126,15 @@ def _cluster(
             break
         made += 1
         note(f"run {made}: {wanted.why} (kind {wanted.kind}, workload {wanted.workload})")
-        make(wanted, int(max(LEAST_S, min(length, rest))))
-    why = wanted.why if isinstance(wanted, Ended) else f"the time is up; next would be {wanted.why}"
+        done = make(wanted, int(max(LEAST_S, min(length, rest))))
+        with database(db) as engine:
+            stuck = _uncounted(engine, node, done)
+    why = stuck or (wanted.why if isinstance(wanted, Ended) else f"the time is up; next would be {wanted.why}")
     with database(db) as engine:
-        profile = load_node(engine, node)
+        try:
+            profile = load_node(engine, node)
+        except UsageError:  # no run names it
+            raise SetupError(f"nothing is known of {node}: {why}") from None
     path = write(node_page.render(profile), out or Path(f"tandem-{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.html"))
     if json:
         emit_json({"ended": why, "runs_made": made, "report": str(path), "profile": to_json(profile)})
@@ -125,30 +147,53 @@ def _cluster(
     return NODE_EXITS[profile.verdict]
 
 
+def _uncounted(engine: Engine, node: str, done: Followed) -> str:
+    """Why the next run would be the same again: the ended one left nothing that the procedure counts; else empty."""
+    from tandem.db.queries import has_run
+
+    name, status = done.name, done.status
+    if has_run(engine, done.run_id):
+        sides = [side.node for side in (status.suspect, status.reference) if side is not None]
+        if done.kind == Kind.NULL and node in sides:
+            return f"the null control {name} took {node} itself: quarantine it (kubectl cordon {node}) and call again"
+        return ""
+    finished = status.condition(FINISHED)
+    reason = status.reason or (finished.reason if finished else "no reason")
+    message = status.message or (finished.message if finished else "")
+    told = f"{reason}: {message}" if message else reason
+    if status.attempts:
+        return f"PairRun {name} ended ({told}), and this database has no run of it: give the controller's with --db"
+    return f"PairRun {name} ended without a run ({told}): mend that first"
+
+
 def _pair_runner(
     node: str, asked: dict[str, Any], namespace: str | None, context: str | None, kubeconfig: str | None
-) -> Callable[[Wanted, int], None]:
+) -> Make:
     """Makes a PairRun and follows it to its end; one that an interrupted assessment left unfinished comes first."""
     from tandem.cli.pair import check_node, create, generated_name, is_generated, pairrun_spec
     from tandem.kube.client import Kube
     from tandem.kube.follow import follow
     from tandem.kube.paths import PAIRRUNS
     from tandem.pairrun.changes import told
-    from tandem.pairrun.status import finished, read_status
+    from tandem.pairrun.names import run_id_of
+    from tandem.pairrun.status import PairRunStatus, finished, read_status
 
     kube = Kube.connect(kubeconfig=kubeconfig, context=context, namespace=namespace)
     check_node(kube, node)
     stem = f"assess-{node}"
 
-    def watch(name: str) -> None:
-        before = None
+    def watch(name: str) -> Followed:
+        before = PairRunStatus()
         for obj in follow(kube, name, existed=True, on_trouble=lambda line: note(f"{line}; still trying")):
             status = read_status(obj.get("status"))
             for line in told(before, status):
                 note(f"  {line}")
             before = status
+        meta = obj["metadata"]
+        kind = str(obj["spec"].get("kind", Kind.SUSPECT))
+        return Followed(name, kind, run_id_of(meta["uid"], meta["creationTimestamp"]), before)
 
-    def make(wanted: Wanted, seconds: int) -> None:
+    def make(wanted: Wanted, seconds: int) -> Followed:
         left = [
             obj["metadata"]["name"]
             for obj in kube.get(PAIRRUNS.path(kube.namespace))["items"]
@@ -156,12 +201,11 @@ def _pair_runner(
         ]
         if left:
             note(f"  first {left[0]}, which was begun before")
-            watch(left[0])
-            return
+            return watch(left[0])
         fields = asked | {"workload": wanted.workload, "duration": seconds}
         spec = pairrun_spec(wanted.kind, None if wanted.kind is Kind.NULL else node, None, fields)
         made = create(kube, generated_name(stem), spec)
-        watch(str(made["metadata"]["name"]))
+        return watch(str(made["metadata"]["name"]))
 
     return make
 
