@@ -137,7 +137,7 @@ def prepare(
         if spec.start is not None:
             checkpoints.check_start(spec.start, fields)
         evaluation = HeldOut(machine, inputs.held_out, spec.evaluate_every) if inputs.held_out else NoEvaluation()
-        drift = DriftParts(fresh, checkpoints.open_store(spec, role, fields, run), evaluation)
+        drift = DriftParts(fresh, checkpoints.open_store(spec, role, fields, run, attempt), evaluation)
     machine.slots.update(fresh(spec.seed))
     touch()
     return Prepared(spec, machine, inputs.data, fields, spec.steps, attempt, drift)

@@ -70,13 +70,17 @@ class Store:
     def __init__(self, folder: Path, fields: Mapping[str, str], lineage: str) -> None:
         self.folder, self.fields, self.lineage = folder, dict(fields), lineage
 
-    def open(self, *, resume: bool) -> None:
+    def open(self, *, resume: bool, again: bool = False) -> None:
         """Look before the run starts.
+
+        Args:
+            resume: whether what is there may be an earlier run's.
+            again: whether an earlier attempt of this run may have saved what is there, or never have come that far.
 
         Raises:
             CheckpointError: the folder cannot be used, holds another run's checkpoints, or, to resume, does not exist.
         """
-        if resume and not self.folder.parent.is_dir():
+        if resume and not again and not self.folder.parent.is_dir():
             raise CheckpointError(f"checkpoints {self.folder.parent} is missing: give the folder of the run to resume")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -84,11 +88,15 @@ class Store:
                 shutil.rmtree(left)
         except OSError as error:
             raise CheckpointError(f"checkpoints {self.folder} cannot be written: {error.strerror}") from None
+        strange = []
         for step in self.steps():
-            check_fields(self.folder / str(step), read_saved(self.folder / str(step)), self.fields)
-        if self.steps() and not resume:
+            saved = read_saved(self.folder / str(step))
+            check_fields(self.folder / str(step), saved, self.fields)
+            if not (again and saved.lineage == self.lineage):
+                strange.append(step)
+        if strange and not resume:
             raise CheckpointError(
-                f"checkpoints {self.folder} holds step {self.steps()[-1]} of an earlier run: "
+                f"checkpoints {self.folder} holds step {strange[-1]} of an earlier run: "
                 "give --resume, or another folder"
             )
 
@@ -133,6 +141,14 @@ class Store:
             if later > step:
                 self._drop(later)
 
+    def forget_own(self) -> None:
+        """Drop what an earlier attempt of this run saved: the training begins anew, and no side may take one of these
+        for one of the new course.
+        """
+        for step, lineage in self.held():
+            if lineage == self.lineage:
+                self._drop(step)
+
     def _drop(self, step: int) -> None:
         shutil.rmtree(self.folder / str(step))
         listing_of(self.folder / str(step)).unlink(missing_ok=True)
@@ -171,8 +187,15 @@ def load_slots(path: Path, specs: Mapping[str, TensorSpec], mesh: Any) -> Slots:
         raise CheckpointError(f"checkpoint {path} is cut off or damaged: {_line(error)}") from None
 
 
-def open_store(spec: RunSpec, role: Role, parity: Mapping[str, str], lineage: str) -> Store | None:
+def open_store(spec: RunSpec, role: Role, parity: Mapping[str, str], lineage: str, attempt: int = 1) -> Store | None:
     """The checkpoints of one side of a run, looked at; None if the run has none.
+
+    Args:
+        spec: the run.
+        role: the side.
+        parity: fields of the run.
+        lineage: the run, as long as nothing is resumed.
+        attempt: a later one than the first may go on from what those before it saved.
 
     Raises:
         CheckpointError: as `Store.open`.
@@ -180,7 +203,7 @@ def open_store(spec: RunSpec, role: Role, parity: Mapping[str, str], lineage: st
     if spec.checkpoints is None:
         return None
     store = Store(spec.checkpoints / role.value, training_fields(parity), lineage)
-    store.open(resume=spec.resume)
+    store.open(resume=spec.resume, again=attempt > 1)
     return store
 
 

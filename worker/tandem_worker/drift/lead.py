@@ -63,7 +63,7 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         """
         self.hooks.progress("handshake")
         self._shake_hands()
-        done = self._resume() if self.prepared.spec.resume else 0
+        done = self._resume() if self.prepared.resumes else 0
         self.hooks.progress("controls")
         self._record_self_replay(1, "start")
         self._step(0)
@@ -126,6 +126,7 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         if damaged is not None:
             raise damaged
         self.channel.send(f.Restore(step=0))
+        store.forget_own()
         self.ledger.control(
             ControlName.RESUMED, Role.REFERENCE, 0, "", True,
             why="no checkpoint that both sides hold", reference=[step for step, _ in own],
