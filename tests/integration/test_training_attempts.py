@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -14,7 +15,8 @@ from tests.pairs import Outcome, clean_end, profile, run_pair
 from tandem.errors import CheckpointError, LinkError
 from tandem.spec import RunSpec
 from tandem.verdict import decide
-from tandem.vocabulary import ControlName, Verdict
+from tandem.vocabulary import Arm, ControlName, Role, Verdict
+from tandem_worker.drift.checkpoints import read_saved
 from tandem_worker.session.reference import ReferenceSession
 from tandem_worker.session.suspect import SuspectSession
 
@@ -105,3 +107,55 @@ def test_what_one_side_alone_holds_is_not_kept_where_an_attempt_begins_anew(tmp_
 
 def steps_held(folder: Path) -> list[int]:
     return sorted(int(path.name) for path in folder.iterdir() if path.name.isdecimal())
+
+
+# -- after the last save -----------------------------------------------------------------------------
+
+
+def baseline_fails(reference: ReferenceSession, _: SuspectSession) -> None:
+    """The run ends when everything is trained and saved, before the rest."""
+
+    def train(_: object) -> None:
+        raise LinkError("evicted", "its node is drained")
+
+    reference.baseline.train = train  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_comes_after_the_last_save_is_done_by_whoever_goes_on(tmp_path: Path, number: int) -> None:
+    """A later attempt, or a run that is asked to resume: the last steps are trained again, to the same bits, and then
+    come the controls and the baseline, so that it can speak.
+    """
+    run, more = uuid4(), {"spec": {"baseline": "seed"}}
+    first = attempt(tmp_path, 1, run, tamper=baseline_fails, **deepcopy(more))
+    assert first.reason == "evicted"
+    assert steps_held(tmp_path / "suspect") == steps_held(tmp_path / "reference") == [2, 4, 6]
+    saved = [read_saved(tmp_path / role / "6").digests for role in Role]
+    again = {"spec": more["spec"] | {"resume": True}} if number == 1 else more
+    last = attempt(tmp_path, number, run if number > 1 else uuid4(), **again)
+    clean_end(last)
+    assert [s.step for s in last.records.steps] == [0, 5, 6]
+    assert decide(last.records).verdict is Verdict.MISMATCH, decide(last.records)
+    assert [read_saved(tmp_path / role / "6").digests for role in Role] == saved
+    assert {d.step for d in last.records.drifts if d.arm == Arm.BASELINE} == {5, 6}
+    assert steps_held(tmp_path / "suspect") == steps_held(tmp_path / "reference") == [2, 4, 6]
+
+
+def test_with_the_last_step_alone_an_attempt_begins_anew_and_a_person_is_asked_for_more_steps(tmp_path: Path) -> None:
+    """Whoever asks to resume a training that is whole did not ask to train it all again."""
+    run, more = uuid4(), {"baseline": "seed", "checkpoint_every": 0}
+    assert attempt(tmp_path, 1, run, tamper=baseline_fails, spec=dict(more)).reason == "evicted"
+    asked = attempt(tmp_path, 1, uuid4(), spec=more | {"resume": True})
+    assert "both sides hold step 6 of 6: nothing is left to do" in str(asked.errors[Role.REFERENCE])
+    second = attempt(tmp_path, 2, run, spec=dict(more))
+    clean_end(second)
+    assert [s.step for s in second.records.steps] == list(range(7))
+    (row,) = [c for c in second.records.controls if c.name is ControlName.RESUMED]
+    assert (row.step, row.detail["why"]) == (0, "no checkpoint that both sides hold before the last step")
+
+
+def test_a_training_that_went_further_is_not_cut_back(tmp_path: Path) -> None:
+    clean_end(attempt(tmp_path, 1, uuid4()))
+    asked = attempt(tmp_path, 1, uuid4(), spec={"resume": True, "steps": 5})
+    assert "both sides hold step 6 of 5: nothing is left to do" in str(asked.errors[Role.REFERENCE])
+    assert steps_held(tmp_path / "suspect") == steps_held(tmp_path / "reference") == [2, 4, 6]

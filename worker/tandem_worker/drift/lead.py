@@ -89,6 +89,9 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
     def _resume(self) -> int:
         """Agree on the last checkpoint that both sides hold whole, and load the own one; its step, 0 if there is none.
 
+        A checkpoint of the last step says nothing of what comes after it (end controls, baseline), for which a step
+        must have run here: with it alone the training goes on from the one before.
+
         Raises:
             CheckpointError: all that both hold are damaged on one side, or the run has nothing left to do.
         """
@@ -97,12 +100,9 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         frame, _ = self.reference.expect(f.Held, lambda _: True)
         own = store.held()
         common = sorted({step for step, lineage in own if (step, lineage) in set(frame.checkpoints)}, reverse=True)
+        usable = self._with_steps_left(common)
         damaged: CheckpointError | None = None
-        for step in common:
-            if self.prepared.steps is not None and step >= self.prepared.steps:
-                raise CheckpointError(
-                    f"both sides hold step {step} of {self.prepared.steps}: nothing is left to do, give more --steps"
-                )
+        for step in usable:
             try:
                 saved = self.restore(step)
             except CheckpointError as error:
@@ -127,12 +127,28 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
             raise damaged
         self.channel.send(f.Restore(step=0))
         store.forget_own()
+        why = "no checkpoint that both sides hold" + (" before the last step" if common else "")
         self.ledger.control(
-            ControlName.RESUMED, Role.REFERENCE, 0, "", True,
-            why="no checkpoint that both sides hold", reference=[step for step, _ in own],
+            ControlName.RESUMED, Role.REFERENCE, 0, "", True, why=why, reference=[step for step, _ in own],
             suspect=[step for step, _ in frame.checkpoints],
         )  # fmt: skip
         return 0
+
+    def _with_steps_left(self, common: list[int]) -> list[int]:
+        """Of the steps that both sides hold, newest first, those after which one is left to do.
+
+        Raises:
+            CheckpointError: none is, and whoever asked to resume did not ask to train it all again.
+        """
+        steps = self.prepared.steps
+        if steps is None or not common:
+            return common
+        usable = [step for step in common if step < steps]
+        if common[0] > steps or not (usable or self.prepared.attempt > 1):
+            raise CheckpointError(
+                f"both sides hold step {common[0]} of {steps}: nothing is left to do, give more --steps"
+            )
+        return usable
 
     @property
     def diverged(self) -> int:
