@@ -32,7 +32,7 @@ from tandem.records import (
     StepRecord,
 )
 from tandem.spec import RunSpec, resolve
-from tandem.vocabulary import Cause, Role, SyncMode, Workload
+from tandem.vocabulary import UNSYNCHRONISED, Cause, Role, SyncMode, Workload
 from tandem_worker import parity
 from tandem_worker.chain import Chain
 from tandem_worker.data import Stream, open_data
@@ -48,7 +48,7 @@ from tandem_worker.model.init import Slots, random_parameters
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.whole_build import build_whole
 from tandem_worker.questions.opened import open_questions
-from tandem_worker.session.choose import UNSYNCHRONISED, reference_session, suspect_session
+from tandem_worker.session.choose import reference_session, suspect_session
 from tandem_worker.session.common import Prepared
 from tandem_worker.session.reference import Hooks, ReferenceSession
 from tandem_worker.session.suspect import SuspectSession

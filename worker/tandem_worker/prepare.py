@@ -7,7 +7,7 @@ from typing import Any
 
 from tandem.faults import FaultProfile, check_profile, load_profile
 from tandem.spec import ModelConfig, RunSpec, Training, choose_preset, resolve
-from tandem.vocabulary import Role, Workload
+from tandem.vocabulary import UNSYNCHRONISED, Role, Workload
 from tandem_worker.compiled import compiled_once
 from tandem_worker.data import Stream, open_data
 from tandem_worker.heap import prepare_heap
@@ -97,7 +97,6 @@ def prepare(
     from tandem_worker.model.init import place, random_parameters
     from tandem_worker.model.weights import load_parameters
     from tandem_worker.model.whole_build import build_whole
-    from tandem_worker.session.choose import UNSYNCHRONISED
     from tandem_worker.session.common import Prepared
 
     inputs = inputs or Inputs(spec)
