@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 
 from tandem.assess import PATIENCE, Ended, Wanted, next_run
+from tandem.cli.app import main
 from tandem.cli.assess import duration
 from tandem.cli.pair import is_generated
 from tandem.errors import UsageError
@@ -163,3 +164,23 @@ def test_times(text: str, seconds: float) -> None:
 def test_no_times(text: str) -> None:
     with pytest.raises(UsageError, match="--for"):
         duration(text, "--for")
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["--out", "x.html"], "leave --out out"),
+        (["--namespace", "tandem"], "leave --namespace out"),
+        (["--context", "c"], "leave --context out"),
+        (["--kubeconfig", "f"], "leave --kubeconfig out"),
+        (["node-1"], "or give --local"),
+    ],
+)
+def test_a_rehearsal_ignores_nothing_that_was_asked(
+    capsys: pytest.CaptureFixture[str], words: list[str], mend: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["assess", "--local", *words])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (64, "", 1)
+    assert mend in err

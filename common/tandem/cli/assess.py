@@ -15,11 +15,11 @@ from tandem import formats
 from tandem.assess import Ended, Wanted
 from tandem.cli import flags as f
 from tandem.cli.nodes import NODE_EXITS
-from tandem.cli.output import DbOption, JsonOption, database, database_url, emit_json, note, say
+from tandem.cli.output import DbOption, JsonOption, database, emit_json, note, say
 from tandem.errors import SetupError, UsageError
 from tandem.pairrun.names import FINISHED
 from tandem.spec import RunSpec, validate
-from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Kind, Verdict
+from tandem.vocabulary import Kind
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -68,7 +68,7 @@ def assess(
 ) -> int:
     """Run what a node needs for its verdict: null control, submodules, gradients, findings again elsewhere.
 
-    An interrupted assessment goes on where it was.
+    An interrupted assessment goes on where it was. The first Ctrl-C of a rehearsal ends its run regularly.
 
     Exit codes: 0 clean, 1 corrupting or suspected, 2 unknown.
     """
@@ -79,7 +79,10 @@ def assess(
     asked = {"model": model, "tp": tp}
     validate(RunSpec, asked, "option")
     if local:
-        return _local(asked, length, deadline, db, json=json)
+        from tandem.cli.rehearsal import rehearse
+
+        _only_local({"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig, "--out": out})
+        return rehearse(asked, length, deadline, db, json=json)
     if db is None:
         raise UsageError(
             "give --db (or TANDEM_DB), the database of the cluster's controller: the verdict is made of it"
@@ -87,6 +90,15 @@ def assess(
     assert node is not None
     runner = _pair_runner(node, asked, namespace, context, kubeconfig)
     return _cluster(node, model, runner, length, deadline, db, out, json=json)
+
+
+def _only_local(others: dict[str, object]) -> None:
+    """Refuse options that a rehearsal would ignore."""
+    given = [option for option, value in others.items() if value is not None]
+    if "--out" in given:
+        raise UsageError("--local writes a page for each run, tandem-RUN.html in this folder: leave --out out")
+    if given:
+        raise UsageError(f"--local runs on this machine, without a cluster: leave {given[0]} out")
 
 
 def duration(text: str, option: str) -> float:
@@ -208,52 +220,3 @@ def _pair_runner(
         return watch(str(made["metadata"]["name"]))
 
     return make
-
-
-def _local(asked: dict[str, Any], length: float, deadline: float, db: str | None, *, json: bool) -> int:
-    """The null control and each workload once on this machine. What ran within the last day need not run again."""
-    from tandem.cli.run import execute
-    from tandem.db.engine import connect
-
-    done: list[dict[str, Any]] = []
-    with database_url(db) as url:
-        for kind in (Kind.NULL, Kind.SUSPECT):
-            for workload in ("submodule", "gradient"):
-                fields = asked | {"kind": kind, "workload": workload, "duration": length}
-                spec = validate(RunSpec, fields, "option")
-                engine = connect(url)
-                try:
-                    earlier = _earlier(engine, spec)
-                finally:
-                    engine.dispose()
-                if earlier is None and deadline - time.monotonic() < min(LEAST_S, length):
-                    done.append({"kind": str(kind), "workload": workload, "verdict": None, "sentence": "not run"})
-                    continue
-                if earlier is None:
-                    run = execute(spec, url).run
-                    earlier = {"run": str(run.run_id), "verdict": run.verdict, "sentence": run.sentence}
-                done.append({"kind": str(kind), "workload": workload} | earlier)
-                if not json:
-                    say(f"{kind} {workload}: {earlier['sentence']}")
-    told = "a rehearsal: both workers ran on this machine, so it says nothing of a node"
-    if json:
-        emit_json({"ended": told, "runs": done})
-    else:
-        say(told)
-    verdicts = {each["verdict"] for each in done}
-    if Verdict.MISMATCH in verdicts:
-        return EXIT_MISMATCH
-    return EXIT_MATCH if verdicts == {Verdict.MATCH} else EXIT_INCONCLUSIVE
-
-
-def _earlier(engine: Engine, spec: RunSpec) -> dict[str, Any] | None:
-    """A conclusive run of the same spec within the last day."""
-    from tandem.db.queries import list_runs
-
-    wanted = spec.model_dump(mode="json")
-    found = list_runs(engine, 200, workload=str(spec.workload), kind=str(spec.kind), synthetic=False, state="finished")
-    for line in found:
-        run = line.run
-        if run.created_at > time.time() - 86400 and run.spec == wanted and run.verdict in ("match", "mismatch"):
-            return {"run": str(run.run_id), "verdict": run.verdict, "sentence": run.sentence}
-    return None
