@@ -36,9 +36,10 @@ from tandem.vocabulary import UNSYNCHRONISED, Cause, Role, SyncMode, Workload
 from tandem_worker import parity
 from tandem_worker.chain import Chain
 from tandem_worker.data import Stream, open_data
-from tandem_worker.drift.checkpoints import check_start, content_digest, open_store, start_slots
+from tandem_worker.drift.checkpoints import open_store, start_slots
 from tandem_worker.drift.held_out import HeldOut
 from tandem_worker.drift.parts import DriftParts, Evaluation, NoEvaluation
+from tandem_worker.drift.saved import check_start, content_digest
 from tandem_worker.link.channel import Channel, PeerState, Progress, new_keys
 from tandem_worker.lockstep.inbox import Inbox, StopRequested, Tripped
 from tandem_worker.lockstep.ledger import Ledger

@@ -16,7 +16,7 @@ from tandem.errors import CheckpointError, LinkError
 from tandem.spec import RunSpec
 from tandem.verdict import decide
 from tandem.vocabulary import Arm, ControlName, Role, Verdict
-from tandem_worker.drift.checkpoints import read_saved
+from tandem_worker.drift.saved import read_saved
 from tandem_worker.session.reference import ReferenceSession
 from tandem_worker.session.suspect import SuspectSession
 

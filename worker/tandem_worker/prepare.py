@@ -10,6 +10,8 @@ from tandem.spec import ModelConfig, RunSpec, Training, choose_preset, resolve
 from tandem.vocabulary import UNSYNCHRONISED, Role, Workload
 from tandem_worker.compiled import compiled_once
 from tandem_worker.data import Stream, open_data
+from tandem_worker.drift.saved import check_side, content_digest
+from tandem_worker.files import digest_of
 from tandem_worker.heap import prepare_heap
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.weights import check_weights, read_config, weights_digest
@@ -62,6 +64,16 @@ class Inputs:
         else:
             self.data = open_data(spec.data, spec.tokenizer, **shape)
 
+    def training_fields(self) -> dict[str, str]:
+        """The parity fields that determine a training, as far as they can be told without reading the weights."""
+        spec, profile = self.spec, self.profile
+        fields = {
+            "model": digest_of(self.model.model_dump(mode="json")), "seed": str(spec.seed), "tp": str(spec.tp),
+            "training": digest_of(self.training.model_dump(mode="json")), "data": self.data.digest,
+            "faults": profile.digest if profile else "none",
+        }  # fmt: skip
+        return fields if spec.weights or spec.start else fields | {"weights": "random"}
+
 
 def prepare(
     spec: RunSpec,
@@ -100,6 +112,7 @@ def prepare(
     from tandem_worker.session.common import Prepared
 
     inputs = inputs or Inputs(spec)
+    check_side(spec, role, inputs.training_fields(), run, attempt)
 
     def on_program(_: str, done: int, total: int) -> None:
         touch()
@@ -125,7 +138,7 @@ def prepare(
 
     weights = "random"
     if spec.start is not None:
-        weights = f"checkpoint {checkpoints.content_digest(spec.start)}"
+        weights = f"checkpoint {content_digest(spec.start)}"
     elif spec.weights:
         weights = weights_digest(spec.weights)
     fields = parity.gather(
@@ -133,8 +146,6 @@ def prepare(
     )
     drift = None
     if spec.workload in UNSYNCHRONISED:
-        if spec.start is not None:
-            checkpoints.check_start(spec.start, fields)
         evaluation = HeldOut(machine, inputs.held_out, spec.evaluate_every) if inputs.held_out else NoEvaluation()
         drift = DriftParts(fresh, checkpoints.open_store(spec, role, fields, run, attempt), evaluation)
     machine.slots.update(fresh(spec.seed))

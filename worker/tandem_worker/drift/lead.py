@@ -17,6 +17,7 @@ from tandem_worker.drift.flight import Flight, arrived_whole, sketch_shape
 from tandem_worker.drift.measure import look
 from tandem_worker.drift.reference import DriftReference, Unequal
 from tandem_worker.drift.room import Room
+from tandem_worker.drift.saved import with_steps_left
 from tandem_worker.drift.session import DriftSession
 from tandem_worker.drift.sketch import Sketch
 from tandem_worker.link import frames as f
@@ -100,7 +101,7 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         frame, _ = self.reference.expect(f.Held, lambda _: True)
         own = store.held()
         common = sorted({step for step, lineage in own if (step, lineage) in set(frame.checkpoints)}, reverse=True)
-        usable = self._with_steps_left(common)
+        usable = with_steps_left(common, self.prepared.steps, self.prepared.attempt)
         damaged: CheckpointError | None = None
         for step in usable:
             try:
@@ -133,22 +134,6 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
             suspect=[step for step, _ in frame.checkpoints],
         )  # fmt: skip
         return 0
-
-    def _with_steps_left(self, common: list[int]) -> list[int]:
-        """Of the steps that both sides hold, newest first, those after which one is left to do.
-
-        Raises:
-            CheckpointError: none is, and whoever asked to resume did not ask to train it all again.
-        """
-        steps = self.prepared.steps
-        if steps is None or not common:
-            return common
-        usable = [step for step in common if step < steps]
-        if common[0] > steps or not (usable or self.prepared.attempt > 1):
-            raise CheckpointError(
-                f"both sides hold step {common[0]} of {steps}: nothing is left to do, give more --steps"
-            )
-        return usable
 
     @property
     def diverged(self) -> int:
