@@ -14,9 +14,10 @@ from tandem_worker.drift.saved import check_side, content_digest
 from tandem_worker.files import digest_of
 from tandem_worker.heap import prepare_heap
 from tandem_worker.model.plan import make_plan
-from tandem_worker.model.weights import check_weights, read_config, weights_digest
+from tandem_worker.model.weights import check_weights, read_begin, read_config, weights_digest
 from tandem_worker.questions.evaluation import Evaluation
 from tandem_worker.questions.opened import open_questions
+from tandem_worker.tokenizer import check_tokenizer
 
 Report = Callable[[str], None]
 """Called with a phase, for progress."""
@@ -38,6 +39,8 @@ class Inputs:
         self.model, self.training = resolve(spec, config)
         if spec.weights:
             check_weights(spec.weights, self.model)
+            if spec.tokenizer is not None:
+                check_tokenizer(spec.tokenizer, self.model.vocab, read_begin(spec.weights))
         self.plan = make_plan(self.model, self.training, spec.tp)
         self.profile: FaultProfile | None = None
         if spec.fault:
