@@ -32,13 +32,14 @@ from tandem.records import (
     StepRecord,
 )
 from tandem.spec import RunSpec, resolve
-from tandem.vocabulary import Cause, Role, SyncMode, Workload
+from tandem.vocabulary import UNSYNCHRONISED, Cause, Role, SyncMode, Workload
 from tandem_worker import parity
 from tandem_worker.chain import Chain
 from tandem_worker.data import Stream, open_data
-from tandem_worker.drift.checkpoints import check_start, content_digest, open_store, start_slots
+from tandem_worker.drift.checkpoints import open_store, start_slots
 from tandem_worker.drift.held_out import HeldOut
 from tandem_worker.drift.parts import DriftParts, Evaluation, NoEvaluation
+from tandem_worker.drift.saved import check_start, content_digest
 from tandem_worker.link.channel import Channel, PeerState, Progress, new_keys
 from tandem_worker.lockstep.inbox import Inbox, StopRequested, Tripped
 from tandem_worker.lockstep.ledger import Ledger
@@ -48,7 +49,7 @@ from tandem_worker.model.init import Slots, random_parameters
 from tandem_worker.model.plan import make_plan
 from tandem_worker.model.whole_build import build_whole
 from tandem_worker.questions.opened import open_questions
-from tandem_worker.session.choose import UNSYNCHRONISED, reference_session, suspect_session
+from tandem_worker.session.choose import reference_session, suspect_session
 from tandem_worker.session.common import Prepared
 from tandem_worker.session.reference import Hooks, ReferenceSession
 from tandem_worker.session.suspect import SuspectSession
@@ -109,6 +110,7 @@ def prepared(
     profile: FaultProfile | None,
     change: Callable[[dict[str, str]], dict[str, str]] = lambda fields: fields,
     run: str = "",
+    attempt: int = 1,
 ) -> Prepared:
     """One side, ready for the handshake; ``change`` alters its parity fields."""
     model, training = resolve(spec)
@@ -139,9 +141,9 @@ def prepared(
     if spec.workload in UNSYNCHRONISED:
         if spec.start is not None:
             check_start(spec.start, fields)
-        drift = DriftParts(fresh, open_store(spec, role, fields, run), evaluation)
+        drift = DriftParts(fresh, open_store(spec, role, fields, run, attempt), evaluation)
     machine.slots.update(fresh(spec.seed))
-    return Prepared(spec, machine, data, change(fields), spec.steps, 1, drift)
+    return Prepared(spec, machine, data, change(fields), spec.steps, attempt, drift)
 
 
 End = tuple[Channel, Inbox, Progress, PeerState]
@@ -175,6 +177,8 @@ def run_pair(
     suspect_change: Callable[[dict[str, str]], dict[str, str]] = lambda fields: fields,
     timeout: float = 300.0,
     step_timeout: float | None = None,
+    run: UUID | None = None,
+    attempt: int = 1,
 ) -> Outcome:
     """Run an attempt to its end and return what was recorded.
 
@@ -187,17 +191,19 @@ def run_pair(
         suspect_change: alters the suspect's.
         timeout: seconds after which the test fails.
         step_timeout: of a watchdog on the reference; None: no watchdog.
+        run: its id; None: a new one.
+        attempt: of that run.
     """
-    run = uuid4()
+    run = run or uuid4()
     sink = ListSink()
     errors: dict[Role, BaseException] = {}
     reasons: list[str] = []
     both = (
-        prepared(spec, Role.REFERENCE, profile, reference_change, run.hex),
-        prepared(spec, Role.SUSPECT, profile, suspect_change, run.hex),
+        prepared(spec, Role.REFERENCE, profile, reference_change, run.hex, attempt),
+        prepared(spec, Role.SUSPECT, profile, suspect_change, run.hex, attempt),
     )
     with channels(run) as ((r_channel, r_inbox, r_progress, r_peer), (s_channel, s_inbox, s_progress, _)):
-        ledger = Ledger(sink, run, 1, spec.row_cap, time.time)
+        ledger = Ledger(sink, run, attempt, spec.row_cap, time.time)
         hooks = Hooks(
             progress=lambda _: None,
             schedule=schedule or (lambda _: spec.sync),
@@ -274,7 +280,7 @@ def _records(spec: RunSpec, run: UUID, found: list[Record], reference: Prepared,
         return rows
 
     attempt = AttemptRow(
-        run_id=run, attempt=1, state="closed", started_at=0.0, reference_host="a", suspect_host="b",
+        run_id=run, attempt=reference.attempt, state="closed", started_at=0.0, reference_host="a", suspect_host="b",
     )  # fmt: skip
     row = RunRow(
         run_id=run, created_at=0.0, workload=spec.workload, kind=spec.kind, model=spec.model,

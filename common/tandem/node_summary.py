@@ -73,7 +73,7 @@ def summarise_node(
     ids = {f.run_id for f, _ in counted}
     profiles = [p for _, p in counted]
     details = [p.detail for p in profiles]
-    steps, affected = sum(p.steps for p in profiles), sum(p.affected_steps for p in profiles)
+    steps, when = sum(p.steps for p in profiles), sum((d.timing for d in details), Timing())
     hours = sum(p.device_seconds for p in profiles) / 3600
     elements = sum(p.elements for p in profiles)
     classes, severities = _classes(details)
@@ -111,8 +111,8 @@ def summarise_node(
         references=references,
         workloads=tuple(sorted({f.workload for f, _ in counted})),
         steps=steps,
-        affected_steps=affected,
-        per_step=per_step(Sums(clusters=steps, affected=affected)),
+        affected_steps=when.affected,
+        per_step=per_step(Sums(clusters=when.steps, affected=when.affected)),
         sites=sum(p.sites for p in profiles),
         elements=elements,
         device_hours=hours,
@@ -138,7 +138,7 @@ def summarise_node(
         nullified=sum(d.nullified for d in details),
         zero_reference=sum(d.zero_reference for d in details),
         uncounted=sum(d.uncounted for d in details),
-        timing=sum((d.timing for d in details), Timing()),
+        timing=when,
         wcnts=wcnts,
         wcnts_run=wcnts_run,
         leaves=_leaves(details),

@@ -109,6 +109,10 @@ def wcnts(value: float | None) -> str:
     return "-" if value is None else "unbounded" if math.isinf(value) else f"{value:.3g}"
 
 
+def _uncounted(p: NodeProfile) -> str:
+    return " (those of a training after its first difference enter no rate)" if p.timing.steps < p.steps else ""
+
+
 def _facts(p: NodeProfile) -> list[str]:
     facts = {
         "node": formats.clean(p.node, 100),
@@ -118,7 +122,7 @@ def _facts(p: NodeProfile) -> list[str]:
         "compared": f"{formats.plural(p.steps, 'step')}, {formats.short(p.sites)} tensors, "
         f"{formats.short(p.elements)} elements, {formats.device_hours(p.device_hours)} device-hours",
         "devices": (f"{p.covered} of {p.device_count} covered" if p.device_count else f"{len(p.devices)} covered"),
-        "affected": f"{p.affected_steps:,} of {formats.plural(p.steps, 'step')}"
+        "affected": f"{p.affected_steps:,} of {formats.plural(p.timing.steps, 'step')}{_uncounted(p)}"
         + (f", {interval(p.per_step)} of all steps" if p.per_step is not None else ""),
         "mismatching": f"{p.mismatched_sites:,} tensors, {p.mismatched_elements:,} elements",
     }

@@ -18,15 +18,18 @@ from tandem import summary_parts as parts
 from tandem.attempt import devices_of_node
 from tandem.drift import DriftLine, drift_lines, spikes_of
 from tandem.frequency import Sums, sums
+from tandem.independent import affected, independent
+from tandem.lineage import resumed_at
 from tandem.noise import Noise, noise
 from tandem.records import MismatchRecord, RunRecords, StepRecord
 from tandem.sites import in_frequency
 from tandem.sketch import sketch
-from tandem.timing import Timing, timing
+from tandem.summary_rates import timing_of
+from tandem.timing import Timing
 from tandem.verdict import AttemptFacts, attempt_facts
 from tandem.vocabulary import REGULAR_ENDS, AttemptState, Cause, ReplayClass, Verdict, Workload
 
-VERSION = 1
+VERSION = 2
 """Of what is stored: a run whose summary has another one is summarised anew, as long as its rows are there."""
 BINS = 120
 """Most bins of an attempt's timeline."""
@@ -152,11 +155,11 @@ def profile_run(records: RunRecords) -> RunProfile:
         findings=sum(f.rows + len(f.suspect_differs) for f in facts if f.comparable),
         attempts=sorted(counted),
         steps=len(trained),
-        affected_steps=sum(s.rows > 0 for s in trained),
+        affected_steps=detail.timing.affected,
         sites=sum(c.sites for c in totals),
         elements=sum(c.elements for c in totals),
-        mismatched_sites=sum(c.mismatched_sites for c in totals),
-        mismatched_elements=sum(c.mismatched_elements for c in totals),
+        mismatched_sites=sum(c.mismatched_sites for c in detail.classes.values()),
+        mismatched_elements=sum(c.sums.mismatched for c in detail.classes.values()),
         device_seconds=sum(c.device_seconds for c in closings),
         devices=max((c.devices for c in closings), key=len, default=[]),
         device_count=_device_count(records, counted),
@@ -204,17 +207,10 @@ def _detail(
         drifts += drift_lines(of_attempt)
         for arm, begins in spikes_of((s for s in steps if s.attempt == attempt), of_attempt).items():
             spikes.setdefault(arm, []).extend(begins)
-    trained = [s for s in steps if s.step > 0]
-    when = [
-        timing(
-            sum(s.attempt == attempt for s in trained),
-            (s.step for s in trained if s.attempt == attempt and s.rows),
-        )
-        for attempt in sorted(counted)
-    ]
+    told = independent(steps, records.run.workload, resumed_at(records.controls))
     gradient = records.run.workload == Workload.GRADIENT
     return Detail(
-        classes=_classes(steps, compute),
+        classes=_classes(told, compute),
         layers=[Cells(m.phase, m.module, m.tensor, m.cells) for m in parts.site_map(shown)],
         ranks=_rank_map(shown),
         by_rank=parts.group(shown, lambda row: row.rank),
@@ -227,9 +223,11 @@ def _detail(
         zero_reference=sum(row.zero_reference or 0 for row in compute),
         uncounted=sum(row.mismatched is None and row.cause is not Cause.DERIVED for row in rows),
         capped=capped,
-        timing=sum(when, Timing()),
-        timeline=timeline(steps, records.run.workload),
-        noise=noise((g for g in records.gradients if g.attempt in counted), len(trained)) if gradient else None,
+        timing=timing_of(told),
+        timeline=timeline(told, records.run.workload),
+        noise=noise((g for g in records.gradients if g.attempt in counted), sum(s.step > 0 for s in steps))
+        if gradient
+        else None,
         drifts=drifts,
         loss_spikes=spikes,
     )
@@ -301,7 +299,7 @@ def timeline(steps: Sequence[StepRecord], workload: str) -> list[TimelineBin]:
                     attempt,
                     group[0].step,
                     len(group),
-                    sum(s.rows > 0 for s in group),
+                    sum(affected(s) for s in group),
                     sum(p.partial_elements for p in points),
                     sum(p.partial_mismatched for p in points),
                 )

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 from tandem import formats
 from tandem import summary_parts as parts
 from tandem.attempt import devices_of_node
+from tandem.independent import independent
+from tandem.lineage import resumed_at
 from tandem.records import ControlRecord, MismatchRecord, RunRecords, RunRow
 from tandem.sites import in_frequency
 from tandem.summary_drift import DriftSummary, summarise_drift
@@ -23,14 +25,12 @@ from tandem.summary_noise import not_measured as noise_not_measured
 from tandem.summary_parts import Bound, ControlLine, Counts, FaultTruth, MapRow, StepPoint
 from tandem.summary_rates import Rates, class_rates, overall, timing_of
 from tandem.timing import Timing
-from tandem.vocabulary import Arm, AttemptState, Cause, ReplayClass, Verdict, Workload
+from tandem.vocabulary import UNSYNCHRONISED, Arm, AttemptState, Cause, ReplayClass, Verdict, Workload
 
 if TYPE_CHECKING:
     from tandem.answers import ArmResult
 
 __all__ = ["Bound", "ControlLine", "Counts", "FaultTruth", "MapRow", "RunSummary", "StepPoint", "summarise"]
-
-_UNSYNCHRONISED = (Workload.TRAINING, Workload.FINETUNE)
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ class RunSummary:
     sites: int
     elements: int
     mismatched_sites: int
-    """Cause ``compute`` only, exact."""
+    """Cause ``compute`` only, exact: with equal inputs, so that what follows from a difference is not among them."""
     mismatched_elements: int
     table: list[Counts]
     """One line per phase x module: per-rank partials (the paper's table), or gradient leaves; empty where no value is
-    kept equal."""
+    kept equal. All counts of classes, rates and times are of the steps that count (`tandem.independent`)."""
     others: list[Counts]
     """Every other tensor family, a line each."""
     findings: dict[str, int]
@@ -89,7 +89,7 @@ class RunSummary:
     rates: dict[tuple[str, str], Rates]
     """(phase, module) of the paper's table -> frequency per step and per element with intervals."""
     overall: Rates
-    """The same of everything that was compared."""
+    """The same of all site classes together."""
     timing: Timing
     """When steps mismatched."""
     controls: list[ControlLine]
@@ -138,9 +138,11 @@ def summarise(records: RunRecords) -> RunSummary:
     steps = sorted(records.steps, key=lambda s: (s.attempt, s.step))
     rows = sorted(records.mismatches, key=parts.row_order)
     compute = [row for row in rows if row.cause is Cause.COMPUTE]
-    lines = parts.class_counts(steps, compute)
+    counted = independent(steps, workload, resumed_at(records.controls))
+    lines = parts.class_counts(counted, compute)
+    compared = [c for s in steps for c in s.classes.values()]
     mismatched_sites = sum(c.mismatched_sites for c in lines)
-    elements = sum(c.elements for c in lines)
+    elements = sum(c.elements for c in compared)
     real_steps = sum(s.step > 0 for s in steps)
     hours = parts.device_hours(records)
     rows_total = max(sum(s.rows for s in steps), len(rows))
@@ -166,7 +168,7 @@ def summarise(records: RunRecords) -> RunSummary:
         suspect_host=last.suspect_host if last else "",
         steps=real_steps,
         steps_asked=steps_asked if isinstance(steps_asked, int) else None,
-        sites=sum(c.sites for c in lines),
+        sites=sum(c.sites for c in compared),
         elements=elements,
         mismatched_sites=mismatched_sites,
         mismatched_elements=sum(c.mismatched_elements for c in lines),
@@ -189,9 +191,9 @@ def summarise(records: RunRecords) -> RunSummary:
         over_steps=[parts.point(s, workload) for s in steps],
         site_map=parts.site_map(rows),
         rank_map=parts.site_map(rows, lambda row: row.rank),
-        rates=class_rates(steps, workload),
-        overall=overall(steps),
-        timing=timing_of(steps),
+        rates=class_rates(counted, workload),
+        overall=overall(counted),
+        timing=timing_of(counted),
         controls=parts.controls(records),
         devices=sorted({d for c in records.closings for d in c.devices}),
         device_hours=hours,
@@ -204,7 +206,7 @@ def summarise(records: RunRecords) -> RunSummary:
         busy_share=sum(s.busy_s for s in steps) / duration if duration > 0 else None,
         duration_s=duration,
         noise=summarise_noise(records) if records.run.workload == Workload.GRADIENT else None,
-        drift=summarise_drift(records) if records.run.workload in _UNSYNCHRONISED else None,
+        drift=summarise_drift(records) if records.run.workload in UNSYNCHRONISED else None,
         answers=_answers(records) if records.run.workload == Workload.FINETUNE else {},
         faults=parts.fault_truth(records.faults, compute) if records.run.synthetic else None,
         not_checked=[],

@@ -162,5 +162,10 @@ def not_measured(drift: DriftSummary) -> list[str]:
         )
     if Arm.BASELINE not in drift.arms:
         out.append("How far another seed alone would have drifted: the run has no baseline (--baseline seed).")
+    if drift.first_divergence is not None and drift.steps and drift.first_divergence < drift.steps[-1].step:
+        out.append(
+            f"How often errors come after step {drift.first_divergence:,}: the sides are apart from then on, and what "
+            "follows from one difference enters no rate."
+        )
     out.append("Where a difference began inside a step: nothing is synchronised, so that it reaches all that follows.")
     return out

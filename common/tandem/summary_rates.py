@@ -1,4 +1,7 @@
-"""How often and when a run's steps mismatched, with intervals that respect bursts. Pure."""
+"""How often and when a run's steps mismatched, with intervals that respect bursts. Pure.
+
+The steps are those that a rate may count (`tandem.independent`).
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem.frequency import Rate, design_effect, per_element, per_step, sums
+from tandem.independent import affected
 from tandem.records import ClassCounts, StepRecord
 from tandem.sites import in_frequency
 from tandem.timing import Timing, timing
@@ -59,6 +63,6 @@ def timing_of(steps: Iterable[StepRecord]) -> Timing:
             attempts.setdefault(step.attempt, []).append(step)
     out = Timing()
     for found in attempts.values():
-        hit = [s.step for s in found if any(c.mismatched_sites for c in s.classes.values())]
+        hit = [s.step for s in found if affected(s)]
         out += timing(len(found), hit)
     return out

@@ -29,6 +29,10 @@ class Workload(StrEnum):
     FINETUNE = "finetune"
 
 
+UNSYNCHRONISED = (Workload.TRAINING, Workload.FINETUNE)
+"""Nothing is made equal in their steps: what differs once differs from then on."""
+
+
 class SyncMode(StrEnum):
     """How the two sides are kept equal; ``none`` exists for the benchmark's baseline only."""
 

@@ -25,6 +25,7 @@ from tandem.ids import new_run_id
 from tandem.spec import RunSpec
 from tandem.supervisor import check_inputs
 from tandem.worker_io import Checked
+from tiny_tokenizers import byte_level_json
 
 Refused = Callable[..., str]
 UNUSED_PORT = 9
@@ -220,6 +221,12 @@ def test_weights_that_do_not_fit_are_refused(
     folder = write_weights(tmp_path / "model")
     damage(folder)
     assert says in refused("--weights", folder, "--model", "tiny", code=2)
+
+
+def test_another_models_tokenizer_is_refused(refused: Refused, tmp_path: Path):
+    weights, tokenizer = write_weights(tmp_path / "weights"), byte_level_json(tmp_path)
+    message = refused("--weights", weights, "--model", "tiny", "--tp", "2", "--tokenizer", tokenizer, code=2)
+    assert f"{tokenizer} has 400 tokens, the weights have 256: give the tokenizer" in message
 
 
 def test_tp_must_divide_what_the_weights_config_says(refused: Refused, tmp_path: Path):

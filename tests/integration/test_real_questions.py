@@ -14,7 +14,7 @@ from tandem_worker.questions.encode import encode
 from tandem_worker.questions.opened import open_questions
 from tandem_worker.questions.tasks import Question, read_tasks
 from tandem_worker.questions.template import Scoring, answers, prompt
-from tandem_worker.tokenizer import open_tokenizer
+from tandem_worker.tokenizer import check_tokenizer, open_tokenizer
 
 VOCABULARY = {"smollm2": 49152, "mistral": 32768}
 
@@ -55,6 +55,14 @@ def test_mistrals_texts_begin_with_its_token_and_need_its_vocabulary(tmp_path: P
             write_quiz(tmp_path), path, seed=0, batch=2, sequence=64, vocab=256, held_out_percent=20, scoring="mean",
             packed=False,
         )  # fmt: skip
+
+
+def test_a_real_tokenizer_fits_its_own_weights_only(real: tuple[Path, int]) -> None:
+    path, vocab = real
+    check_tokenizer(path, vocab, None)
+    other = sum(VOCABULARY.values()) - vocab
+    with pytest.raises(DataError, match=f"has {vocab:,} tokens, the weights have {other:,}"):
+        check_tokenizer(path, other, None)
 
 
 @pytest.mark.slow

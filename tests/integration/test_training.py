@@ -20,8 +20,8 @@ from tandem.spec import RunSpec
 from tandem.summary import summarise
 from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
-from tandem_worker.drift.checkpoints import check_start, content_digest, read_saved
 from tandem_worker.drift.room import Room, state_bytes
+from tandem_worker.drift.saved import check_start, content_digest, read_saved
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.init import step_inputs
 from tandem_worker.model.layout import groups

@@ -13,7 +13,7 @@ import pytest
 from supervised import Home, new_home
 from tandem.records import RunRecords
 from tandem.vocabulary import Cause, ControlName, Role, Verdict
-from tandem_worker.drift.checkpoints import read_saved
+from tandem_worker.drift.saved import read_saved
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -184,3 +184,23 @@ def test_an_assessment_in_a_cluster_asks_for_no_tp_that_was_not_given(
         main(["assess", "node-1", "--db", "postgresql://h/d", *more])
     assert end.value.code == 0
     assert [spec["workload"].get("tp") for spec in specs] == [tp]
+
+
+@pytest.mark.parametrize(
+    ("words", "mend"),
+    [
+        (["--out", "x.html"], "leave --out out"),
+        (["--namespace", "tandem"], "leave --namespace out"),
+        (["--context", "c"], "leave --context out"),
+        (["--kubeconfig", "f"], "leave --kubeconfig out"),
+        (["node-1"], "or give --local"),
+    ],
+)
+def test_a_rehearsal_ignores_nothing_that_was_asked(
+    capsys: pytest.CaptureFixture[str], words: list[str], mend: str
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["assess", "--local", *words])
+    out, err = capsys.readouterr()
+    assert (end.value.code, out, err.count("\n")) == (64, "", 1)
+    assert mend in err

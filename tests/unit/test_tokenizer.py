@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from tandem.errors import DataError
 from tandem_worker.data import open_data
-from tandem_worker.tokenizer import open_tokenizer
+from tandem_worker.tokenizer import check_tokenizer, open_tokenizer
 from tiny_tokenizers import TEXTS, byte_level_json, sentencepiece_model
 
 
@@ -104,3 +105,39 @@ def test_a_missing_or_empty_tokenizer_is_refused(tmp_path: Path, name: str) -> N
     (tmp_path / name).mkdir()
     with pytest.raises(DataError, match="is a directory"):
         open_tokenizer(tmp_path / name)
+
+
+@pytest.mark.parametrize("make", [byte_level_json, sentencepiece_model])
+@pytest.mark.parametrize(
+    ("vocab", "fits"), [(400, True), (448, True), (380, True), (512, False), (600, False), (256, False)]
+)
+def test_a_tokenizer_of_another_size_is_another_models(
+    tmp_path: Path, make: Callable[[Path], Path], vocab: int, fits: bool
+) -> None:
+    """A vocabulary may be padded, and a tokenizer may have a few tokens more; a smaller one gives tokens that the model
+    has, with another meaning: nothing else would tell.
+    """
+    path = make(tmp_path)
+    assert open_tokenizer(path).size == 400
+    if fits:
+        check_tokenizer(path, vocab, None)
+        return
+    with pytest.raises(DataError, match=rf"has 400 tokens, the weights have {vocab}: give the tokenizer that was"):
+        check_tokenizer(path, vocab, None)
+
+
+def test_a_tokenizer_that_begins_otherwise_is_another_models(tmp_path: Path) -> None:
+    path = sentencepiece_model(tmp_path)
+    check_tokenizer(path, 400, 1)
+    with pytest.raises(DataError, match=r"begins a text with token 1, the weights' config.json with 0"):
+        check_tokenizer(path, 400, 0)
+    without = byte_level_json(tmp_path)
+    check_tokenizer(without, 400, 0)
+
+
+def test_tokens_that_were_added_count(tmp_path: Path) -> None:
+    path = byte_level_json(tmp_path)
+    more = Tokenizer.from_file(str(path))
+    more.add_special_tokens(["<s>", "</s>"])
+    more.save(str(path))
+    assert open_tokenizer(path).size == 402

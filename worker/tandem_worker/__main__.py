@@ -35,10 +35,12 @@ def main() -> int:
 
 
 def check() -> int:
+    from tandem_worker.drift.saved import check_before
     from tandem_worker.prepare import Inputs
 
     try:
         inputs = Inputs(validate(RunSpec, json.loads(sys.stdin.read()), "spec"))
+        check_before(inputs.spec, inputs.training_fields())
     except TandemError as error:
         sys.stdout.buffer.write(encode(Failed("input", str(error), error.exit_code)))
         return error.exit_code

@@ -1,7 +1,9 @@
-"""Reading a file that a user names: bounded, and refused in one line that says how to mend it."""
+"""Reading a file that a user names: bounded, and refused in one line that says how to mend it; digests of values."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from pathlib import Path
 
 from tandem.errors import DataError
@@ -36,3 +38,8 @@ def read_file(path: Path, *, what: str = "text file", binary: bool = False) -> b
     if not binary and (at := content.find(b"\0")) >= 0:
         raise DataError(f"{path} is binary (a zero byte at {at}): give a {what}")
     return content
+
+
+def digest_of(value: object) -> str:
+    """SHA-256 (hex) of a value that JSON can hold."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

@@ -22,6 +22,7 @@ from tandem.attempt import NODE_DEVICES
 from tandem.fault_profile import FaultProfile
 from tandem.spec import ModelConfig, RunSpec, Training
 from tandem_worker.chain import Chain, Plan
+from tandem_worker.files import digest_of
 
 NUMERIC_ENVIRONMENT = (
     "XLA_FLAGS",
@@ -95,10 +96,6 @@ def first_difference(reference: Mapping[str, str], suspect: Mapping[str, str]) -
     """Name of the first field that differs or that one side lacks."""
     names: Iterable[str] = dict.fromkeys([*reference, *suspect])
     return next((name for name in names if reference.get(name) != suspect.get(name)), None)
-
-
-def digest_of(value: object) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def sites_digest(plan: Plan) -> str:

@@ -7,14 +7,17 @@ from typing import Any
 
 from tandem.faults import FaultProfile, check_profile, load_profile
 from tandem.spec import ModelConfig, RunSpec, Training, choose_preset, resolve
-from tandem.vocabulary import Role, Workload
+from tandem.vocabulary import UNSYNCHRONISED, Role, Workload
 from tandem_worker.compiled import compiled_once
 from tandem_worker.data import Stream, open_data
+from tandem_worker.drift.saved import check_side, content_digest
+from tandem_worker.files import digest_of
 from tandem_worker.heap import prepare_heap
 from tandem_worker.model.plan import make_plan
-from tandem_worker.model.weights import check_weights, read_config, weights_digest
+from tandem_worker.model.weights import check_weights, read_begin, read_config, weights_digest
 from tandem_worker.questions.evaluation import Evaluation
 from tandem_worker.questions.opened import open_questions
+from tandem_worker.tokenizer import check_tokenizer
 
 Report = Callable[[str], None]
 """Called with a phase, for progress."""
@@ -36,6 +39,8 @@ class Inputs:
         self.model, self.training = resolve(spec, config)
         if spec.weights:
             check_weights(spec.weights, self.model)
+            if spec.tokenizer is not None:
+                check_tokenizer(spec.tokenizer, self.model.vocab, read_begin(spec.weights))
         self.plan = make_plan(self.model, self.training, spec.tp)
         self.profile: FaultProfile | None = None
         if spec.fault:
@@ -61,6 +66,16 @@ class Inputs:
             self.data, self.held_out = questions.training, questions.evaluation
         else:
             self.data = open_data(spec.data, spec.tokenizer, **shape)
+
+    def training_fields(self) -> dict[str, str]:
+        """The parity fields that determine a training, as far as they can be told without reading the weights."""
+        spec, profile = self.spec, self.profile
+        fields = {
+            "model": digest_of(self.model.model_dump(mode="json")), "seed": str(spec.seed), "tp": str(spec.tp),
+            "training": digest_of(self.training.model_dump(mode="json")), "data": self.data.digest,
+            "faults": profile.digest if profile else "none",
+        }  # fmt: skip
+        return fields if spec.weights or spec.start else fields | {"weights": "random"}
 
 
 def prepare(
@@ -99,10 +114,10 @@ def prepare(
     from tandem_worker.model.init import place, random_parameters
     from tandem_worker.model.weights import load_parameters
     from tandem_worker.model.whole_build import build_whole
-    from tandem_worker.session.choose import UNSYNCHRONISED
     from tandem_worker.session.common import Prepared
 
     inputs = inputs or Inputs(spec)
+    check_side(spec, role, inputs.training_fields(), run, attempt)
 
     def on_program(_: str, done: int, total: int) -> None:
         touch()
@@ -128,7 +143,7 @@ def prepare(
 
     weights = "random"
     if spec.start is not None:
-        weights = f"checkpoint {checkpoints.content_digest(spec.start)}"
+        weights = f"checkpoint {content_digest(spec.start)}"
     elif spec.weights:
         weights = weights_digest(spec.weights)
     fields = parity.gather(
@@ -137,10 +152,8 @@ def prepare(
     )  # fmt: skip
     drift = None
     if spec.workload in UNSYNCHRONISED:
-        if spec.start is not None:
-            checkpoints.check_start(spec.start, fields)
         evaluation = HeldOut(machine, inputs.held_out, spec.evaluate_every) if inputs.held_out else NoEvaluation()
-        drift = DriftParts(fresh, checkpoints.open_store(spec, role, fields, run), evaluation)
+        drift = DriftParts(fresh, checkpoints.open_store(spec, role, fields, run, attempt), evaluation)
     machine.slots.update(fresh(spec.seed))
     touch()
     return Prepared(spec, machine, inputs.data, fields, spec.steps, attempt, drift)

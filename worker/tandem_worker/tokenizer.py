@@ -17,6 +17,11 @@ from tokenizers import Tokenizer as Definition
 from tandem.errors import DataError
 from tandem_worker.files import read_file
 
+PADDED = 8
+"""Publishers pad a model's vocabulary to a round number, or give a tokenizer tokens that the model lacks: by a few
+percent. One that differs by more than one token in so many is another model's.
+"""
+
 
 class Tokenizer(Protocol):
     """From text to the model's tokens."""
@@ -28,6 +33,10 @@ class Tokenizer(Protocol):
     @property
     def digest(self) -> bytes:
         """SHA-256 of its definition; empty for bytes, which need none."""
+
+    @property
+    def size(self) -> int:
+        """One more than its largest token."""
 
     @property
     def begin(self) -> tuple[int, ...]:
@@ -42,6 +51,7 @@ class ByteTokenizer:
 
     name = "bytes"
     digest = b""
+    size = 256
     begin: tuple[int, ...] = ()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -63,6 +73,7 @@ class JsonTokenizer:
         self._tokenizer.no_padding()
         self.name = f"tokens of {path.name}"
         self.digest = hashlib.sha256(definition).digest()
+        self.size = max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         encoding = self._tokenizer.encode("a")
         special = encoding.special_tokens_mask
         self.begin = tuple(encoding.ids[: special.index(0) if 0 in special else 0])
@@ -84,6 +95,7 @@ class SentencePieceTokenizer:
             ) from None
         self.name = f"tokens of {path.name}"
         self.digest = hashlib.sha256(definition).digest()
+        self.size = self._processor.get_piece_size()
         begin = self._processor.bos_id()
         self.begin: tuple[int, ...] = (begin,) if begin >= 0 else ()
 
@@ -100,3 +112,25 @@ def open_tokenizer(path: Path | None) -> Tokenizer:
     if path is None:
         return ByteTokenizer()
     return JsonTokenizer(path) if path.suffix.lower() == ".json" else SentencePieceTokenizer(path)
+
+
+def check_tokenizer(path: Path, vocab: int, begin: int | None) -> None:
+    """Whether a tokenizer is that of a model's weights, as far as sizes and the beginning tell. A token that the model
+    does not have is found with the data; one that it has may mean something else.
+
+    Args:
+        path: of the tokenizer.
+        vocab: of the model.
+        begin: token with which the weights' configuration says that a text begins; None: it does not say.
+
+    Raises:
+        DataError: the file cannot be read or is no tokenizer, or it is another model's.
+    """
+    tokenizer = open_tokenizer(path)
+    mend = "give the tokenizer that was published with the weights"
+    if abs(vocab - tokenizer.size) * PADDED > vocab:
+        raise DataError(f"{path} has {tokenizer.size:,} tokens, the weights have {vocab:,}: {mend}")
+    if begin is not None and tokenizer.begin and tokenizer.begin[0] != begin:
+        raise DataError(
+            f"{path} begins a text with token {tokenizer.begin[0]}, the weights' config.json with {begin}: {mend}"
+        )

@@ -6,7 +6,8 @@ import re
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from uuid import UUID
 
 import typer
 
@@ -14,17 +15,33 @@ from tandem import formats
 from tandem.assess import Ended, Wanted
 from tandem.cli import flags as f
 from tandem.cli.nodes import NODE_EXITS
-from tandem.cli.output import DbOption, JsonOption, database, database_url, emit_json, note, say
-from tandem.errors import UsageError
+from tandem.cli.output import DbOption, JsonOption, database, emit_json, note, say
+from tandem.errors import SetupError, UsageError
+from tandem.pairrun.names import FINISHED
 from tandem.spec import RunSpec, validate
-from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH, Kind, Verdict
+from tandem.vocabulary import Kind
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
+    from tandem.pairrun.status import PairRunStatus
+
 LEAST_S = 60
 """A run shorter than this is not begun: compiling and the controls would be most of it."""
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Followed(NamedTuple):
+    """A PairRun that came to its end."""
+
+    name: str
+    kind: str
+    run_id: UUID
+    status: PairRunStatus
+
+
+Make = Callable[[Wanted, int], Followed]
+"""Makes a run of at most so many seconds, and waits for its end."""
 
 
 def assess(
@@ -51,7 +68,7 @@ def assess(
 ) -> int:
     """Run what a node needs for its verdict: null control, submodules, gradients, findings again elsewhere.
 
-    An interrupted assessment goes on where it was.
+    An interrupted assessment goes on where it was. The first Ctrl-C of a rehearsal ends its run regularly.
 
     Exit codes: 0 clean, 1 corrupting or suspected, 2 unknown.
     """
@@ -62,7 +79,10 @@ def assess(
     asked: dict[str, Any] = {"model": model} | ({} if tp is None else {"tp": tp})
     validate(RunSpec, asked, "option")
     if local:
-        return _local(asked, length, deadline, db, json=json)
+        from tandem.cli.rehearsal import rehearse
+
+        _only_local({"--namespace": namespace, "--context": context, "--kubeconfig": kubeconfig, "--out": out})
+        return rehearse(asked, length, deadline, db, json=json)
     if db is None:
         raise UsageError(
             "give --db (or TANDEM_DB), the database of the cluster's controller: the verdict is made of it"
@@ -70,6 +90,15 @@ def assess(
     assert node is not None
     runner = _pair_runner(node, asked, namespace, context, kubeconfig)
     return _cluster(node, model, runner, length, deadline, db, out, json=json)
+
+
+def _only_local(others: dict[str, object]) -> None:
+    """Refuse options that a rehearsal would ignore."""
+    given = [option for option, value in others.items() if value is not None]
+    if "--out" in given:
+        raise UsageError("--local writes a page for each run, tandem-RUN.html in this folder: leave --out out")
+    if given:
+        raise UsageError(f"--local runs on this machine, without a cluster: leave {given[0]} out")
 
 
 def duration(text: str, option: str) -> float:
@@ -87,7 +116,7 @@ def duration(text: str, option: str) -> float:
 def _cluster(
     node: str,
     model: str,
-    make: Callable[[Wanted, int], None],
+    make: Make,
     length: float,
     deadline: float,
     db: str,
@@ -100,8 +129,8 @@ def _cluster(
     from tandem.report import node_page
     from tandem.report.page import write
 
-    made = 0
-    while True:
+    made, stuck = 0, ""
+    while not stuck:
         with database(db) as engine:
             wanted = next_of_node(engine, node, model)
         rest = deadline - time.monotonic()
@@ -109,10 +138,15 @@ def _cluster(
             break
         made += 1
         note(f"run {made}: {wanted.why} (kind {wanted.kind}, workload {wanted.workload})")
-        make(wanted, int(max(LEAST_S, min(length, rest))))
-    why = wanted.why if isinstance(wanted, Ended) else f"the time is up; next would be {wanted.why}"
+        done = make(wanted, int(max(LEAST_S, min(length, rest))))
+        with database(db) as engine:
+            stuck = _uncounted(engine, node, done)
+    why = stuck or (wanted.why if isinstance(wanted, Ended) else f"the time is up; next would be {wanted.why}")
     with database(db) as engine:
-        profile = load_node(engine, node)
+        try:
+            profile = load_node(engine, node)
+        except UsageError:  # no run names it
+            raise SetupError(f"nothing is known of {node}: {why}") from None
     path = write(node_page.render(profile), out or Path(f"tandem-{re.sub(r'[^A-Za-z0-9._-]', '_', node)}.html"))
     if json:
         emit_json({"ended": why, "runs_made": made, "report": str(path), "profile": to_json(profile)})
@@ -125,30 +159,53 @@ def _cluster(
     return NODE_EXITS[profile.verdict]
 
 
+def _uncounted(engine: Engine, node: str, done: Followed) -> str:
+    """Why the next run would be the same again: the ended one left nothing that the procedure counts; else empty."""
+    from tandem.db.queries import has_run
+
+    name, status = done.name, done.status
+    if has_run(engine, done.run_id):
+        sides = [side.node for side in (status.suspect, status.reference) if side is not None]
+        if done.kind == Kind.NULL and node in sides:
+            return f"the null control {name} took {node} itself: quarantine it (kubectl cordon {node}) and call again"
+        return ""
+    finished = status.condition(FINISHED)
+    reason = status.reason or (finished.reason if finished else "no reason")
+    message = status.message or (finished.message if finished else "")
+    told = f"{reason}: {message}" if message else reason
+    if status.attempts:
+        return f"PairRun {name} ended ({told}), and this database has no run of it: give the controller's with --db"
+    return f"PairRun {name} ended without a run ({told}): mend that first"
+
+
 def _pair_runner(
     node: str, asked: dict[str, Any], namespace: str | None, context: str | None, kubeconfig: str | None
-) -> Callable[[Wanted, int], None]:
+) -> Make:
     """Makes a PairRun and follows it to its end; one that an interrupted assessment left unfinished comes first."""
     from tandem.cli.pair import check_node, create, generated_name, is_generated, pairrun_spec
     from tandem.kube.client import Kube
     from tandem.kube.follow import follow
     from tandem.kube.paths import PAIRRUNS
     from tandem.pairrun.changes import told
-    from tandem.pairrun.status import finished, read_status
+    from tandem.pairrun.names import run_id_of
+    from tandem.pairrun.status import PairRunStatus, finished, read_status
 
     kube = Kube.connect(kubeconfig=kubeconfig, context=context, namespace=namespace)
     check_node(kube, node)
     stem = f"assess-{node}"
 
-    def watch(name: str) -> None:
-        before = None
+    def watch(name: str) -> Followed:
+        before = PairRunStatus()
         for obj in follow(kube, name, existed=True, on_trouble=lambda line: note(f"{line}; still trying")):
             status = read_status(obj.get("status"))
             for line in told(before, status):
                 note(f"  {line}")
             before = status
+        meta = obj["metadata"]
+        kind = str(obj["spec"].get("kind", Kind.SUSPECT))
+        return Followed(name, kind, run_id_of(meta["uid"], meta["creationTimestamp"]), before)
 
-    def make(wanted: Wanted, seconds: int) -> None:
+    def make(wanted: Wanted, seconds: int) -> Followed:
         left = [
             obj["metadata"]["name"]
             for obj in kube.get(PAIRRUNS.path(kube.namespace))["items"]
@@ -156,60 +213,10 @@ def _pair_runner(
         ]
         if left:
             note(f"  first {left[0]}, which was begun before")
-            watch(left[0])
-            return
+            return watch(left[0])
         fields = asked | {"workload": wanted.workload, "duration": seconds}
         spec = pairrun_spec(wanted.kind, None if wanted.kind is Kind.NULL else node, None, fields)
         made = create(kube, generated_name(stem), spec)
-        watch(str(made["metadata"]["name"]))
+        return watch(str(made["metadata"]["name"]))
 
     return make
-
-
-def _local(asked: dict[str, Any], length: float, deadline: float, db: str | None, *, json: bool) -> int:
-    """The null control and each workload once on this machine. What ran within the last day need not run again."""
-    from tandem.cli.run import execute
-    from tandem.db.engine import connect
-
-    done: list[dict[str, Any]] = []
-    with database_url(db) as url:
-        for kind in (Kind.NULL, Kind.SUSPECT):
-            for workload in ("submodule", "gradient"):
-                fields = asked | {"kind": kind, "workload": workload, "duration": length}
-                spec = validate(RunSpec, fields, "option")
-                engine = connect(url)
-                try:
-                    earlier = _earlier(engine, spec)
-                finally:
-                    engine.dispose()
-                if earlier is None and deadline - time.monotonic() < min(LEAST_S, length):
-                    done.append({"kind": str(kind), "workload": workload, "verdict": None, "sentence": "not run"})
-                    continue
-                if earlier is None:
-                    run = execute(spec, url).run
-                    earlier = {"run": str(run.run_id), "verdict": run.verdict, "sentence": run.sentence}
-                done.append({"kind": str(kind), "workload": workload} | earlier)
-                if not json:
-                    say(f"{kind} {workload}: {earlier['sentence']}")
-    told = "a rehearsal: both workers ran on this machine, so it says nothing of a node"
-    if json:
-        emit_json({"ended": told, "runs": done})
-    else:
-        say(told)
-    verdicts = {each["verdict"] for each in done}
-    if Verdict.MISMATCH in verdicts:
-        return EXIT_MISMATCH
-    return EXIT_MATCH if verdicts == {Verdict.MATCH} else EXIT_INCONCLUSIVE
-
-
-def _earlier(engine: Engine, spec: RunSpec) -> dict[str, Any] | None:
-    """A conclusive run of the same spec within the last day."""
-    from tandem.db.queries import list_runs
-
-    wanted = spec.model_dump(mode="json")
-    found = list_runs(engine, 200, workload=str(spec.workload), kind=str(spec.kind), synthetic=False, state="finished")
-    for line in found:
-        run = line.run
-        if run.created_at > time.time() - 86400 and run.spec == wanted and run.verdict in ("match", "mismatch"):
-            return {"run": str(run.run_id), "verdict": run.verdict, "sentence": run.sentence}
-    return None

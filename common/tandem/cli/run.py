@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
@@ -14,6 +14,9 @@ from tandem.errors import SpecError, UsageError
 from tandem.records import RunRecords
 from tandem.spec import RunSpec, load_preset, resolve, validate
 from tandem.vocabulary import Kind
+
+if TYPE_CHECKING:
+    from tandem.supervisor import Stop
 
 PATHS = ("weights", "tokenizer", "checkpoints", "start")
 """Fields with one path."""
@@ -151,13 +154,26 @@ def as_pairrun(spec: RunSpec) -> str:
 
 
 def execute(
-    spec: RunSpec, db: str | None, *, run_id: UUID | None = None, metrics_port: int | None = None
+    spec: RunSpec,
+    db: str | None,
+    *,
+    run_id: UUID | None = None,
+    metrics_port: int | None = None,
+    stop: Stop | None = None,
 ) -> RunRecords:
-    """Run a spec with progress on standard error."""
+    """Run a spec with progress on standard error.
+
+    Args:
+        spec: what to run.
+        db: where the records go; None: the embedded database.
+        run_id: None: a new one.
+        metrics_port: where Prometheus finds the pair.
+        stop: of whoever runs several; Ctrl-C counts there.
+    """
     from tandem.progress import Progress
     from tandem.supervisor import Local, Stop, run_local
 
-    stop = Stop()
+    stop = stop or Stop()
     model = spec.model if spec.weights is None else f"weights {spec.weights.name}"
     title = f"{spec.kind} · {spec.workload} · {model} · TP {spec.tp} · {spec.sync}"
     if spec.fault is not None:

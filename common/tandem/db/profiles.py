@@ -20,6 +20,7 @@ from tandem.node_profile import NodeProfile
 from tandem.node_verdict import NodeDecided, NodeRules
 from tandem.records import RunRecords
 from tandem.run_profile import VERSION, Detail, RunProfile, profile_run, two_hosts
+from tandem.timing import Timing
 from tandem.vocabulary import CLEARED, Kind, NodeVerdict, Verdict
 
 _FIELDS = tuple(name for name in RunProfile.__struct_fields__ if name != "detail")
@@ -85,9 +86,11 @@ def _of_dropped(conn: Connection, records: RunRecords, profile: RunProfile) -> R
     if records.run.verdict != Verdict.MATCH:
         return msgspec.structs.replace(profile, attempts=[], device_seconds=0.0, devices=[], detail=Detail())
     counted = [totals[a] for a in profile.attempts if a in totals]
+    steps = sum(max(t.steps - 1, 0) for t in counted)
     return msgspec.structs.replace(
         profile,
-        steps=sum(max(t.steps - 1, 0) for t in counted),
+        steps=steps,
+        detail=msgspec.structs.replace(profile.detail, timing=Timing(steps=steps)),
         sites=sum(t.sites for t in counted),
         elements=sum(t.elements for t in counted),
     )

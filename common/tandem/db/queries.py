@@ -71,6 +71,19 @@ def load_run(engine: Engine, run_id: UUID) -> RunRecords:
         raise unreachable(engine.url.render_as_string(hide_password=False), error) from None
 
 
+def has_run(engine: Engine, run_id: UUID) -> bool:
+    """Whether the database holds that run.
+
+    Raises:
+        DatabaseError: the database failed.
+    """
+    try:
+        with engine.connect() as conn:
+            return conn.scalar(select(Run.run_id).where(Run.run_id == run_id)) is not None
+    except DBAPIError as error:
+        raise unreachable(engine.url.render_as_string(hide_password=False), error) from error
+
+
 def load(conn: Connection, run_id: UUID) -> RunRecords:
     """As ``load_run``, in the caller's transaction."""
     run = conn.execute(select(*_columns(Run, RunRow)).where(Run.run_id == run_id)).one_or_none()

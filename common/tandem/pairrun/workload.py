@@ -164,7 +164,8 @@ DESCRIPTIONS = {
     "exact_every": "Training, finetune: the drift is measured exactly every so many steps and at the end.",
     "exact_mib": "Training, finetune: MiB of parameters up to which it also is where a sketch cannot be trusted.",
     "baseline": "Training, finetune: a later phase on the reference node with another seed.",
-    "checkpoints": "Training, finetune: folder in the pods for checkpoints, on a volume that outlives them.",
+    "checkpoints": "Training, finetune: folder in the pods for checkpoints, on a volume that outlives them; "
+    "a later attempt goes on from there.",
     "checkpoint_every": "Steps between checkpoints; 0: only at the end.",
     "resume": "Go on from the last step that both sides hold in checkpoints.",
     "start": "A checkpoint in the pods from which both sides start.",

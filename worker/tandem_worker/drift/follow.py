@@ -35,7 +35,7 @@ class DriftSuspectSession(DriftSession, SuspectSession):
         self.suspect.reported = self._reported
         self.suspect.send_faults = self._send_faults
         self._shake_hands()
-        if self.prepared.spec.resume:
+        if self.prepared.resumes:
             self._resume()
         self._report_self_replay(1, "start")
         while True:
@@ -76,6 +76,7 @@ class DriftSuspectSession(DriftSession, SuspectSession):
         while True:
             frame, _ = self.suspect.expect(f.Restore, lambda _: True)
             if not frame.step:
+                store.forget_own()
                 return
             try:
                 self.restore(frame.step)

@@ -17,6 +17,7 @@ from tandem_worker.drift.flight import Flight, arrived_whole, sketch_shape
 from tandem_worker.drift.measure import look
 from tandem_worker.drift.reference import DriftReference, Unequal
 from tandem_worker.drift.room import Room
+from tandem_worker.drift.saved import with_steps_left
 from tandem_worker.drift.session import DriftSession
 from tandem_worker.drift.sketch import Sketch
 from tandem_worker.link import frames as f
@@ -63,7 +64,7 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         """
         self.hooks.progress("handshake")
         self._shake_hands()
-        done = self._resume() if self.prepared.spec.resume else 0
+        done = self._resume() if self.prepared.resumes else 0
         self.hooks.progress("controls")
         self._record_self_replay(1, "start")
         self._step(0)
@@ -89,6 +90,9 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
     def _resume(self) -> int:
         """Agree on the last checkpoint that both sides hold whole, and load the own one; its step, 0 if there is none.
 
+        A checkpoint of the last step says nothing of what comes after it (end controls, baseline), for which a step
+        must have run here: with it alone the training goes on from the one before.
+
         Raises:
             CheckpointError: all that both hold are damaged on one side, or the run has nothing left to do.
         """
@@ -97,12 +101,9 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         frame, _ = self.reference.expect(f.Held, lambda _: True)
         own = store.held()
         common = sorted({step for step, lineage in own if (step, lineage) in set(frame.checkpoints)}, reverse=True)
+        usable = with_steps_left(common, self.prepared.steps, self.prepared.attempt)
         damaged: CheckpointError | None = None
-        for step in common:
-            if self.prepared.steps is not None and step >= self.prepared.steps:
-                raise CheckpointError(
-                    f"both sides hold step {step} of {self.prepared.steps}: nothing is left to do, give more --steps"
-                )
+        for step in usable:
             try:
                 saved = self.restore(step)
             except CheckpointError as error:
@@ -126,9 +127,10 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         if damaged is not None:
             raise damaged
         self.channel.send(f.Restore(step=0))
+        store.forget_own()
+        why = "no checkpoint that both sides hold" + (" before the last step" if common else "")
         self.ledger.control(
-            ControlName.RESUMED, Role.REFERENCE, 0, "", True,
-            why="no checkpoint that both sides hold", reference=[step for step, _ in own],
+            ControlName.RESUMED, Role.REFERENCE, 0, "", True, why=why, reference=[step for step, _ in own],
             suspect=[step for step, _ in frame.checkpoints],
         )  # fmt: skip
         return 0

@@ -17,8 +17,8 @@ from tandem_worker.questions.evaluation import Scored
 from tandem_worker.session.common import Session
 
 if TYPE_CHECKING:
-    from tandem_worker.drift.checkpoints import Saved
     from tandem_worker.drift.flight import Flight
+    from tandem_worker.drift.saved import Saved
 
 
 class DriftSession(Session):

@@ -117,6 +117,16 @@ def read_config(directory: Path) -> ModelConfig:
         raise WeightsError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
 
 
+def read_begin(directory: Path) -> int | None:
+    """Token with which the configuration says that a text begins (``bos_token_id``); None where it does not say.
+
+    Raises:
+        WeightsError: as `read_config`.
+    """
+    found = _read_json(_file(directory, CONFIG, "a Hugging Face model directory has one")).get("bos_token_id")
+    return found if isinstance(found, int) and not isinstance(found, bool) else None
+
+
 def load_parameters(directory: Path, model: ModelConfig, tp: int) -> Iterator[tuple[str, int, np.ndarray]]:
     """The ``master.*`` slots of every rank, one at a time, in the order of ``layout.groups``.
 

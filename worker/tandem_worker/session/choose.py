@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tandem.vocabulary import Workload
+from tandem.vocabulary import UNSYNCHRONISED, Workload
 from tandem_worker.session.reference import ReferenceSession
 from tandem_worker.session.suspect import SuspectSession
-
-UNSYNCHRONISED = (Workload.TRAINING, Workload.FINETUNE)
 
 
 def reference_session(workload: Workload) -> type[ReferenceSession]:

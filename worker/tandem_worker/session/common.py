@@ -37,6 +37,11 @@ class Prepared:
     """Of training and fine-tuning."""
 
     @property
+    def resumes(self) -> bool:
+        """Whether the attempt goes on from checkpoints: as asked, or because one before it may have left some."""
+        return self.spec.checkpoints is not None and (self.spec.resume or self.attempt > 1)
+
+    @property
     def settings(self) -> Settings:
         spec = self.spec
         return Settings(
