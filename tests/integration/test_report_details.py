@@ -198,3 +198,12 @@ def test_accuracy_over_steps() -> None:
         counted = table(FINETUNE.evaluations, int(step))
         expected = [counted["", arm].right / counted["", arm].questions for arm in ("reference", "suspect", "baseline")]
         assert [value(n) for n in shown] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_published_table_stands_beside_it() -> None:
+    assert cells(PAGE_FINETUNE, "Published accuracy and disagreement") == [
+        ["published healthy", "90.79", "–", "37.22", "–"],
+        ["published healthy, other seed", "89.50", "6.70", "38.83", "56.75"],
+        ["published node 1", "90.53", "5.15", "36.78", "42.24"],
+        ["published node 6", "0.00", "100.00", "36.92", "36.82"],
+    ]
