@@ -31,7 +31,7 @@ from tandem.fault_files import load_profile
 from tandem.fault_profile import FaultProfile
 from tandem.faults import no_rows, rows
 from tandem.formats import scientific
-from tandem.paper import ClassTotals, Measured, measured
+from tandem.paper_events import ClassTotals, Measured, measured
 from tandem.vocabulary import Module, Phase
 
 Column = tuple[Phase, Module]

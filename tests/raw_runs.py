@@ -6,7 +6,9 @@ arrays, by another path.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import ml_dtypes
@@ -24,6 +26,7 @@ from tandem.records import (
     RunRecords,
     StepRecord,
 )
+from tandem.report.run_page import render
 from tandem.sites import Site
 from tandem.statistics import compare
 from tandem.vocabulary import Cause, ControlName, Module, Phase, ReplayClass, Role
@@ -42,6 +45,15 @@ class RawRun:
     params: dict[tuple[int, str], dict[str, np.ndarray]] = field(default_factory=dict)
     """(step, arm) -> parameter group -> its parameters, flat fp32."""
     losses: dict[tuple[int, str], float] = field(default_factory=dict)
+    norms: dict[tuple[int, str], float] = field(default_factory=dict)
+    """Gradient norms, by (step, arm)."""
+
+
+@cache
+def made_page(make: Callable[[], RawRun]) -> tuple[RawRun, str]:
+    """A run and its page, made once for all tests of a process; they change neither."""
+    run = make()
+    return run, render(run.records)
 
 
 def submodule_run(seed: int = 0, evil: str = "") -> RawRun:
@@ -106,10 +118,13 @@ def gradient_run(seed: int = 0) -> RawRun:
     return run
 
 
-def training_run(seed: int = 0, *, baseline: bool = True, workload: str = "training", resumed: bool = False) -> RawRun:
+def training_run(
+    seed: int = 0, *, baseline: bool = True, workload: str = "training", resumed: bool = False, wrecked: bool = False
+) -> RawRun:
     """RQ3: a suspect that corrupts once and drifts from then on, beside a baseline that drifts from the start.
 
-    With ``resumed`` the first attempt ends after step 25 and a second one goes on from a checkpoint of step 20.
+    With ``resumed`` the first attempt ends after step 25 and a second one goes on from a checkpoint of step 20. With
+    ``wrecked`` the suspect's head is not a number from step 36 on: no sketch holds it, exact points do.
     """
     rng = np.random.default_rng(seed)
     groups = ["embed", *(f"{m}.{layer}" for layer in range(LAYERS) for m in ("attn", "ffn")), "head"]
@@ -130,9 +145,12 @@ def training_run(seed: int = 0, *, baseline: bool = True, workload: str = "train
                 noise = 0.0 if arm == "reference" or (arm == "suspect" and step < 12) else 1e-4 * step
                 extra = rng.standard_normal(50).astype(np.float32) * np.float32(noise)
                 now[arm][g] = now[arm][g] + move[g] + extra
+            if wrecked and arm == "suspect" and step >= 36:
+                now[arm]["head"][7] = np.nan
             run.params[step, arm] = {g: v.copy() for g, v in now[arm].items()}
             spike = 9.0 if arm == "suspect" and step == 33 else 0.0
             drift = float(_distance(now[arm], now["reference"]))
+            run.norms[step, arm] = float(np.linalg.norm(move["head"])) * (1 + drift / 30)
             run.losses[step, arm] = 5.0 * 0.98**step + drift / 50 + spike
         steps.append(_step(run, step, drifted=step >= 12))
         for arm in arms[1:]:
@@ -262,8 +280,8 @@ def _step(run: RawRun, step: int, *, drifted: bool) -> StepRecord:
         rows=0,
         loss_reference=run.losses[step, "reference"],
         loss_suspect=run.losses[step, "suspect"],
-        grad_norm_reference=1.0 + 1 / step,
-        grad_norm_suspect=1.0 + 1 / step + (1e-3 if drifted else 0),
+        grad_norm_reference=run.norms[step, "reference"],
+        grad_norm_suspect=run.norms[step, "suspect"],
     )
 
 
@@ -272,9 +290,10 @@ def _drifts(run: RawRun, rng: np.random.Generator, step: int, arm: str) -> list[
     whole = float(_distance(mine, reference))
     norm = float(np.sqrt(sum(np.sum(v.astype(np.float64) ** 2) for v in reference.values())))
     key = {"run_id": run.records.run.run_id, "attempt": 1, "step": step, "arm": arm}
-    own = {"loss": run.losses[step, arm], "grad_norm": 1.1 + 1 / step} if arm == "baseline" else {}
+    own = {"loss": run.losses[step, arm], "grad_norm": run.norms[step, arm]} if arm == "baseline" else {}
     estimate = whole * float(1 + 0.01 * rng.standard_normal())
-    out = [DriftRecord(**key, part="", method="sketch", drift=estimate, norm=norm, error=0.01, **own)]
+    told = (estimate, 0.01) if np.isfinite(whole) else (None, 1.0)
+    out = [DriftRecord(**key, part="", method="sketch", drift=told[0], norm=norm, error=told[1], **own)]
     if step % 10 == 0:
         out.append(DriftRecord(**key, part="", method="exact", drift=whole, norm=norm, error=0.0, **own))
         out += [

@@ -16,7 +16,7 @@ from bench.gradients import CURVE, LEAVE, ORDERS, PLAIN, SERVE, Setup, engine, e
 from bench.options import Options
 from bench.results import ROOT, Row, row
 from bench.stats import quantile, ratios
-from bench.turns import State, Step, take_turns
+from bench.turns import State, Step, take_turns, walls
 from tandem.vocabulary import Role
 from tandem_worker.link.channel import new_keys
 
@@ -88,8 +88,8 @@ def measure(options: Options) -> list[Row]:
 
             kinds: dict[str, Step] = {"exchange": exchanged, CURVE: raw(CURVE), PLAIN: raw(PLAIN)}
             states: dict[str, State] = {kind: {} for kind in (*kinds, "measured")}
-            wall = take_turns(kinds, states, options.blocks, options.seed)
-            slow = take_turns({"measured": measured, CURVE: raw(CURVE)}, states, MEASURED_BLOCKS, options.seed)
+            wall = walls(take_turns(kinds, states, options.blocks, options.seed))
+            slow = walls(take_turns({"measured": measured, CURVE: raw(CURVE)}, states, MEASURED_BLOCKS, options.seed))
             orders.send(LEAVE)
             peer.wait(30)
     side.channel.close()

@@ -1,7 +1,7 @@
 """What comparing whole steps costs: a clean step of the gradient workload against an undisturbed training step.
 
-Two ratios, multiplied: the program (digests, gradients kept as outputs, nothing donated) against one fused step without
-any of that, side by side in one process; and the pair's synchronised step against its unsynchronised one.
+Two ratios, multiplied: the program (digests, gradients kept as outputs, nothing donated) against the undisturbed step
+(`bench.undisturbed`), side by side in one process; and the pair's synchronised step against its unsynchronised one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bench.options import Options
 from bench.pair import interleaved
 from bench.results import Row, row
 from bench.stats import Estimate, quantile, ratios
-from bench.turns import State, Step, take_turns
+from bench.turns import State, Step, take_turns, walls
 from tandem.spec import resolve
 from tandem.vocabulary import Workload
 
@@ -29,7 +29,7 @@ def measure(options: Options) -> list[Row]:
     setting = options.setting(workload="gradient")
     return [
         row("gradient.step", "clean gradient step / undisturbed training step", whole, setting, bound=1.03),
-        row("gradient.program", "its program / one fused step without digests", program, setting),
+        row("gradient.program", "its program / the undisturbed step", program, setting),
         row("gradient.sync", "in the pair: optimistic / unsynchronised", sync, setting),
         row("gradient.link_bytes", "bytes on the link / full exchange", bytes_, setting, unit="%"),
     ]
@@ -38,32 +38,23 @@ def measure(options: Options) -> list[Row]:
 def _program(options: Options) -> Estimate:
     """Both in this process, interleaved, each training its own copy of the same model on the same data."""
     use_devices(options.tp)
-    from bench.fused import fused_step
-    from tandem_worker.data import open_data
-    from tandem_worker.model.init import random_parameters, step_inputs
+    from bench.undisturbed import inputs_of, undisturbed
+    from tandem_worker.model.init import random_parameters
     from tandem_worker.model.whole_build import build_whole
 
     model, training = resolve(options.spec())
     made = build_whole(model, training, options.tp, Workload.GRADIENT)
     (op,) = made.plan.ops
-    data = open_data([], None, seed=0, batch=training.batch, sequence=training.sequence, vocab=model.vocab)
-
-    def inputs(step: int) -> State:
-        return step_inputs(*data.batch(step), step, made.mesh)
-
-    def start() -> State:
-        return random_parameters(made.plan, model, made.mesh, options.seed)
+    inputs = inputs_of(model, training)
+    alone, start = undisturbed(model, training, options.tp, inputs)
 
     def whole(state: State, step: int) -> State:
-        slots = state | inputs(step)
+        slots = state | inputs(step, made.mesh)
         outputs, _, _ = made.programs[op.program]([slots[slot] for slot in op.inputs])
         return {slot: value for slot, value in zip(op.outputs, outputs, strict=True) if slot in state}
 
-    fused = fused_step(made.submodules, model, training, made.mesh, digests=False)
-    compiled = fused.lower(start(), inputs(1)).compile()
-    kinds: dict[str, Step] = {
-        "whole": whole, "fused": lambda state, step: compiled(state, inputs(step))[0],
+    kinds: dict[str, Step] = {"whole": whole, "undisturbed": alone}
+    states = {
+        "whole": random_parameters(made.plan, model, made.mesh, options.seed), "undisturbed": start(options.seed),
     }  # fmt: skip
-    states = {kind: start() for kind in kinds}
-    wall = take_turns(kinds, states, options.blocks, options.seed)
-    return quantile(ratios(wall, "whole", "fused"))
+    return quantile(ratios(walls(take_turns(kinds, states, options.blocks, options.seed)), "whole", "undisturbed"))

@@ -86,6 +86,11 @@ def measure(options: Options) -> list[Row]:
         ms("node", "profile of a node, 99th percentile", profile, 0.99, BOUND_MS),
         ms("node_median", "the same, median", profile),
         ms("node_many", f"profile of a node with {MANY_RUNS} runs, median", many),
+        ms(
+            "node_run",
+            "what each further run of a node adds, from these two medians",
+            [(quantile(many).value - quantile(profile).value) / (MANY_RUNS - NODE_RUNS)],
+        ),
         ms("node_without", "its counts from the rows, without roll-ups, median", plain),
         ms("page", "page of the run list, 99th percentile", page, 0.99, BOUND_MS),
         ms("page_node", "the same of one node", of_node, 0.99, BOUND_MS),

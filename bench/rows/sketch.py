@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,10 +21,25 @@ LEAST = 1e-5
 SCALES = (1e-5, 1e-4, 1e-3, 1e-1)
 """Drift / norm of the differences that are made: independent normal elements."""
 STEPS = 12
-"""That two models train apart; the suspect's begins with one flipped bit."""
-FLIP = 1 << 27
+"""That two models train apart."""
+EXPONENT = 1 << 27
 """A bit of the exponent: the weight is multiplied by 2**16, or divided."""
+MANTISSA = 1 << 20
+"""A bit of the mantissa: an eighth of the weight, or less."""
+SHARE = 1e-4
+"""Of the weights whose bit is flipped where many are."""
 Leaves = list[tuple[np.ndarray, bool]]
+
+
+class Told(NamedTuple):
+    """One step's estimate beside the truth."""
+
+    ratio: float
+    """Drift / norm."""
+    off: float
+    """Relative error."""
+    claimed: float
+    trusted: bool
 
 
 def measure(options: Options) -> list[Row]:
@@ -31,9 +47,9 @@ def measure(options: Options) -> list[Row]:
     use_devices(options.tp)
     import jax
 
-    from tandem_worker.data import open_data
+    from bench.undisturbed import inputs_of
     from tandem_worker.drift import sketch
-    from tandem_worker.model.init import random_parameters, rank_sharding, step_inputs
+    from tandem_worker.model.init import random_parameters, rank_sharding
     from tandem_worker.model.sketch import SKETCH
     from tandem_worker.model.whole import STEP, is_replicated
     from tandem_worker.model.whole_build import build_whole, op_sites
@@ -43,10 +59,10 @@ def measure(options: Options) -> list[Row]:
     (op,) = chain.plan.ops
     masters = chain.op_of(SKETCH).inputs
     same = [is_replicated(site) for site in op_sites(op, masters)]
-    data = open_data([], None, seed=0, batch=shape.batch, sequence=shape.sequence, vocab=model.vocab)
+    inputs = inputs_of(model, shape)
 
     def trained(state: State, step: int) -> State:
-        slots = state | step_inputs(*data.batch(step), step, chain.mesh)
+        slots = state | inputs(step, chain.mesh)
         outputs, _, _ = chain.programs[STEP]([slots[slot] for slot in op.inputs])
         return {s: v for s, v in zip(op.outputs, outputs, strict=True) if s in chain.plan.persistent}
 
@@ -57,46 +73,98 @@ def measure(options: Options) -> list[Row]:
         (found, tops), _, _ = chain.programs[SKETCH]([state[slot] for slot in masters])
         return np.asarray(found), [int(top) for top in np.asarray(tops)]
 
-    elements = sum(value.size for value, _ in leaves(random_parameters(chain.plan, model, chain.mesh, options.seed)))
+    start = random_parameters(chain.plan, model, chain.mesh, options.seed)
+    elements = sum(value.size for value, _ in leaves(start))
 
-    def told(suspect: State, reference: State) -> tuple[float, float, float, bool]:
-        """Drift / norm, the relative error, the error that the estimate claims, and whether it would be stored."""
+    def told(suspect: State, reference: State, known: sketch.Checked | None) -> tuple[Told, sketch.Checked | None]:
+        """The step's estimate, and what an exact measurement of the same step shows of its sketch."""
         exact, norm = _norms(leaves(suspect), leaves(reference))
         (theirs, their_tops), (own, own_tops) = sketched(suspect), sketched(reference)
-        found = sketch.estimate(theirs, own, [*their_tops, *own_tops], elements)
-        return exact / norm, abs(found.drift / exact - 1), found.error, found.trusted
+        tops = [*their_tops, *own_tops]
+        found = sketch.estimate(theirs, own, tops, elements, checked=known)
+        return Told(exact / norm, abs(found.drift / exact - 1), found.error, found.trusted), sketch.check(
+            theirs, own, tops, exact
+        )
 
-    def pairs() -> Iterator[tuple[State, State]]:
-        reference = random_parameters(chain.plan, model, chain.mesh, options.seed)
-        suspect = dict(reference)
-        flipped = np.array(suspect[masters[-1]])
-        flipped.view(np.uint32).reshape(-1)[options.seed] ^= np.uint32(FLIP)
-        suspect[masters[-1]] = jax.device_put(flipped, rank_sharding(chain.mesh))
+    def flipped(state: State, bit: int, share: float) -> State:
+        """One weight of the last leaf, or so many of every one, with a bit flipped."""
+        rng, out = np.random.default_rng(options.seed), dict(state)
+        for slot, kind in zip(masters, same, strict=True) if share else [(masters[-1], same[-1])]:
+            value = np.array(state[slot])
+            words = value.view(np.uint32).reshape(options.tp, -1)
+            where = rng.random(words.shape[1]) < share if share else np.arange(words.shape[1]) == options.seed
+            words[slice(None) if kind else slice(0, 1), where] ^= np.uint32(bit)
+            out[slot] = jax.device_put(value, rank_sharding(chain.mesh))
+        return out
+
+    other = lambda state: trained(state, STEPS + 1)
+    apart: dict[str, Callable[[State], State]] = {
+        "one flipped exponent": lambda state: flipped(trained(state, 1), EXPONENT, 0),
+        "many flipped mantissas": lambda state: flipped(trained(state, 1), MANTISSA, SHARE),
+        "one other gradient": other,
+    }
+
+    def training_apart(name: str, first: Callable[[State], State]) -> list[Told]:
+        """As a pair: the first step that differs is measured exactly, later ones where the sketch cannot be trusted."""
+        reference, suspect, known, untrusted, out = trained(start, 1), first(start), None, 0, []
         for step in range(1, STEPS + 1):
-            tell(f"step {step}/{STEPS}")
-            reference, suspect = trained(reference, step), trained(suspect, step)
-            yield suspect, reference
-        for number in range(options.blocks):
-            tell(f"difference {number + 1}/{options.blocks}")
-            rng = np.random.default_rng(options.seed + number)
-            for scale in SCALES:
-                yield _moved(reference, masters, same, scale, rng), reference
+            tell(f"{name}, step {step}/{STEPS}")
+            if step > 1:
+                reference, suspect = trained(reference, step), trained(suspect, step)
+            found, shown = told(suspect, reference, known)
+            untrusted += not found.trusted
+            if step == 1 or (not found.trusted and untrusted.bit_count() == 1):
+                known = shown
+            out += [found] if step > 1 else []
+        return out
 
-    found = [one for one in (told(*pair) for pair in pairs()) if one[0] >= LEAST]
+    real = {name: training_apart(name, first) for name, first in apart.items()}
+    reference, made = trained(start, 1), []
+    for number in range(options.blocks):
+        tell(f"difference {number + 1}/{options.blocks}")
+        rng = np.random.default_rng(options.seed + number)
+        made += [told(_moved(reference, masters, same, scale, rng), reference, None)[0] for scale in SCALES]
     tell()
-    trusted = [100 * error for _, error, _, known in found if known]
+    return rows(options, real, made)
+
+
+def rows(options: Options, real: dict[str, list[Told]], made: list[Told]) -> list[Row]:
+    """The rows of what was told.
+
+    Raises:
+        ValueError: no estimate at all of one of the trainings would be stored: the largest error would leave it out.
+    """
+    counted = {name: [t for t in found if t.ratio >= LEAST] for name, found in real.items()}
+    stored = {name: [t for t in found if t.trusted] for name, found in counted.items()}
+    if lost := [name for name, found in stored.items() if not found]:
+        raise ValueError(f"no estimate of a model that trained apart is trusted: {', '.join(lost)}")
+    trained = [t for found in stored.values() for t in found]
+    every = [*trained, *(t for t in made if t.trusted and t.ratio >= LEAST)]
     setting = options.setting(
-        steps=STEPS, least_ratio=f"{min(f[0] for f in found):.2g}", largest_ratio=f"{max(f[0] for f in found):.2g}",
-        not_trusted=len(found) - len(trusted), claimed=f"{100 * max(f[2] for f in found if f[3]):.2f} %",
+        steps=STEPS, least_ratio=f"{min(t.ratio for t in every):.2g}",
+        largest_ratio=f"{max(t.ratio for t in every):.2g}", claimed=f"{100 * max(t.claimed for t in every):.2f} %",
     )  # fmt: skip
-    worst = max(trusted)
+    shares = [100 * len(stored[name]) / len(counted[name]) for name in counted]
     return [
         row(
             "sketch.error", f"largest relative error of a stored estimate of the drift, drift / norm >= {LEAST:g}",
-            Estimate(worst, worst, worst, len(trusted)), setting, unit="%", bound=2.0,
+            _largest(every), setting, unit="%", bound=2.0,
         ),
-        row("sketch.error_median", "the same, median", quantile(trusted), setting, unit="%"),
+        row(
+            "sketch.error_trained", f"the same of models that trained apart: {', '.join(real)}", _largest(trained),
+            setting, unit="%", bound=2.0,
+        ),
+        row("sketch.error_median", "of all, median", quantile([100 * t.off for t in every]), setting, unit="%"),
+        row(
+            "sketch.stored", "steps of models that trained apart with a stored estimate: of the training with fewest",
+            Estimate(min(shares), min(shares), max(shares), sum(map(len, counted.values()))), setting, unit="%",
+        ),
     ]  # fmt: skip
+
+
+def _largest(told: Sequence[Told]) -> Estimate:
+    worst = 100 * max(t.off for t in told)
+    return Estimate(worst, worst, worst, len(told))
 
 
 def _norms(suspect: Leaves, reference: Leaves) -> tuple[float, float]:

@@ -19,6 +19,9 @@ from tandem.summary_parts import Bound, MapRow
 from tandem.timing import Timing
 from tandem.vocabulary import NodeVerdict
 
+SHOWN = 100
+"""Newest runs that pages for people list one by one; every number is of all that count, and ``--json`` has them all."""
+
 
 @dataclass(frozen=True, slots=True)
 class ClassProfile:

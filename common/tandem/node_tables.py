@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from tandem import formats, tables
 from tandem.drift import DriftLine
 from tandem.frequency import Rate
-from tandem.node_profile import ClassProfile, NodeProfile, RunLine
+from tandem.node_profile import SHOWN, ClassProfile, NodeProfile, RunLine
 from tandem.noise import Noise
 from tandem.timing import Timing
 
@@ -28,7 +28,9 @@ def lines(p: NodeProfile) -> list[str]:
         out += class_table(p.classes)
     if any(d.mismatched_sites for d in p.devices):
         out += ["", *_device_table(p)]
-    out += ["", "runs, newest first", *_run_table(p.runs)]
+    out += ["", "runs, newest first", *_run_table(p.runs[:SHOWN])]
+    if len(p.runs) > SHOWN:
+        out.append(f"  and {len(p.runs) - SHOWN:,} older: tandem node {formats.clean(p.node, 100)} --json")
     if p.decisions:
         out += ["", "decisions"]
         out += [

@@ -2,138 +2,30 @@
 
 It says that Tandem measures what is there. It is no reproduction of the paper's hardware, models or data: the profiles
 were made from the published values (``common/tandem/fault_profiles/node-*.toml`` says which of their own are fitted).
-
-A *fault event* is a spike: a run of steps in which a class of sites mismatches, with fewer than ``APART`` clean steps
-in between, whatever the number of sites, ranks and elements. Spikes are independent of each other, their elements are
-not, so the interval of a frequency takes each event, and each clean step, as one cluster (``tandem.frequency``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from tandem import __version__, formats, frequency, noise, published
+from tandem import __version__, formats, noise, published
+from tandem.drift import best, spikes_of
 from tandem.fault_files import load_profile
+from tandem.paper_events import CONFIDENCE, ENOUGH_EVENTS, Column, of_run
 from tandem.records import RunRecords
 from tandem.spec import RunSpec
 from tandem.summary import summarise
-from tandem.vocabulary import Module, Phase, Verdict, Workload
+from tandem.vocabulary import Arm, Verdict, Workload
 
-APART = 2
-"""Clean steps between two events, at least; fewer do not separate, which errs towards fewer events, wider intervals."""
-CONFIDENCE = 0.99
-"""Of the intervals: a dozen frequencies are judged at once, and one in twenty would be too many to miss by chance."""
-ENOUGH_EVENTS = 100
-"""Independent events from which a frequency counts as measured."""
 LABEL = (
     "Instrument check: Tandem reads back what is known to be there; not a reproduction of the hardware. "
     "The faults are injected by profiles that were made from the published values."
 )
-
-Column = tuple[Phase, Module]
-
-
-class ClassTotals(NamedTuple):
-    """One step of one class of sites."""
-
-    step: int
-    elements: int
-    mismatched: int
-
-
-class Measured(msgspec.Struct, frozen=True):
-    """A mismatch frequency with what it rests on."""
-
-    elements: int
-    mismatched: int
-    steps: int
-    events: int
-    low: float
-    high: float
-    """Of the interval at `CONFIDENCE`, events as clusters."""
-
-    @property
-    def frequency(self) -> float:
-        """Mismatching / all elements."""
-        return self.mismatched / self.elements if self.elements else 0.0
-
-    def holds(self, value: float) -> bool:
-        """Whether the interval holds a published value."""
-        return self.low <= value <= self.high
-
-    def line(self) -> str:
-        """In words."""
-        return (
-            f"{formats.scientific(self.frequency)} [{formats.scientific(self.low)}, {formats.scientific(self.high)}] "
-            f"({formats.plural(self.events, 'event')}, {formats.plural(self.mismatched, 'element')}, "
-            f"{formats.plural(self.steps, 'step')})"
-        )
-
-
-def measured(steps: Iterable[ClassTotals]) -> Measured:
-    """Frequency of one class of sites from its steps, in any order.
-
-    Raises:
-        ValueError: no step compared any element.
-    """
-    ordered = sorted(s for s in steps if s.elements)
-    clusters, events = clustered(ordered)
-    rate = frequency.per_element(frequency.sums(clusters), CONFIDENCE)
-    if rate is None:
-        raise ValueError("no element was compared")
-    elements, mismatched = (sum(s[i] for s in ordered) for i in (1, 2))
-    return Measured(elements, mismatched, len(ordered), events, rate.low, rate.high)
-
-
-def clustered(steps: Sequence[ClassTotals]) -> tuple[list[tuple[int, int, bool]], int]:
-    """(elements, mismatching elements, whether any mismatched) of each cluster, and the number of events.
-
-    Args:
-        steps: in order. Clean steps inside an event belong to it.
-    """
-    clusters: list[tuple[int, int, bool]] = []
-    quiet: list[ClassTotals] = []
-    """Clean steps since the last event: part of it if it goes on soon."""
-    events, last = 0, None
-    for s in steps:
-        if not s.mismatched:
-            quiet.append(s)
-            continue
-        if last is None or s.step - last > APART:
-            clusters += [(q.elements, 0, False) for q in quiet]
-            clusters.append((s.elements, s.mismatched, True))
-            events += 1
-        else:
-            elements, mismatched, _ = clusters[-1]
-            inside = sum(q.elements for q in quiet)
-            clusters[-1] = (elements + inside + s.elements, mismatched + s.mismatched, True)
-        quiet, last = [], s.step
-    clusters += [(q.elements, 0, False) for q in quiet]
-    return clusters, events
-
-
-def of_run(records: RunRecords) -> dict[Column, Measured]:
-    """The columns of the paper's table from the step records of a run's last attempt, which are exact.
-
-    Columns in which nothing was compared are left out.
-    """
-    last = max((s.attempt for s in records.steps), default=0)
-    found: dict[Column, list[ClassTotals]] = {column: [] for column in published.COLUMNS}
-    for step in records.steps:
-        if step.attempt != last or step.step < 1:
-            continue
-        for column, totals in found.items():
-            tensor = "out" if column[0] is Phase.FWD else "dx"
-            counts = step.classes.get(f"{column[0]}/{column[1]}/{tensor}")
-            if counts is not None:
-                totals.append(ClassTotals(step.step, counts.elements, counts.mismatched_elements))
-    return {column: measured(totals) for column, totals in found.items() if totals}
-
 
 # -- what is run and what is read from it --------------------------------------------------------------
 
@@ -178,6 +70,8 @@ CHECKS = (
     Check("node-11", Workload.SUBMODULE, 1500, 150),
     Check("node-6", Workload.SUBMODULE, 60, 42, least=42),
     Check("node-13", Workload.SUBMODULE, 470, 0, least=470),
+    Check("node-6", Workload.TRAINING, 60, 50, least=50),
+    Check("node-13", Workload.TRAINING, 470, 0, least=470),
     Check("node-1", Workload.GRADIENT, 200, 0),
     Check("node-4", Workload.GRADIENT, 200, 0),
     Check("node-11", Workload.GRADIENT, 200, 0),
@@ -189,11 +83,11 @@ ONSET, ONSET_TOLERANCE = 450, 25
 """Step at which node 13 begins; published as "about"."""
 SEVERITY = 1e12
 """Order of the largest severities; published as "about"."""
+SPIKE = range(40, 48)
+"""Steps at which node 6's profile acts: that its training has a spike is published, where is not."""
 NOT_MEASURED = (
-    ("node 1", "fine-tuning accuracy and disagreement on CosmosQA and MathQA"),
-    ("node 6", "fine-tuning accuracy and disagreement on CosmosQA and MathQA, and the loss spike of its training"),
-    ("node 13", "how fast its parameters drift"),
-    ("most nodes", "drift rate that is alike, loss curves that stay nearly equal"),
+    ("node 13", "how fast its parameters drift", "no number is published"),
+    ("most nodes", "drift rate that is alike, loss curves that stay nearly equal", "no number is published"),
 )
 """Published, and not read back here."""
 
@@ -271,15 +165,17 @@ def paper(done: Mapping[Check, RunRecords | str], *, quick: bool, most: int | No
     worst: list[Line] = []
     for check, records in done.items():
         node = check.profile.replace("-", " ")
-        if check.workload is Workload.GRADIENT:
+        if check.workload is Workload.TRAINING:
+            lines += _training(node, records)
+        elif check.workload is Workload.GRADIENT:
             worst += _gradient(node, records, check.steps)
             lines += worst[-1:]
         else:
             lines += _submodule(node, records)
     if any(check.workload is Workload.GRADIENT for check in done):
         lines.append(_order(worst))
-    later = "needs training without synchronisation, which this check does not run"
-    lines += [_not(node, what, 0.0, "see the paper", later) for node, what in NOT_MEASURED]
+    lines += _answers()
+    lines += [_not(node, what, 0.0, "see the paper", why) for node, what, why in NOT_MEASURED]
     runs = [_ran(check, records) for check, records in done.items() if not isinstance(records, str)]
     return Paper(quick=quick, most=most, lines=lines, runs=runs)
 
@@ -376,6 +272,58 @@ def _severity(node: str, records: RunRecords | str) -> Line:
         steps=_steps(records), status="read back" if right else "missed",
         why="within a factor of 10: the size is in the profile as published", run=str(records.run.run_id),
     )  # fmt: skip
+
+
+def _training(node: str, records: RunRecords | str) -> list[Line]:
+    """What a training without synchronisation shows of a node."""
+    return [_loss_spike(node, records)] if node == "node 6" else [_divergence(node, records)]
+
+
+def _loss_spike(node: str, records: RunRecords | str) -> Line:
+    quantity, text = "first step of the loss spike in training", "a spike that wrecks the weights, no step"
+    if (why := unusable(records)) or isinstance(records, str):
+        return _not(node, quantity, 0.0, text, why)
+    spikes = spikes_of(s for s in records.steps if s.step > 0)
+    begins = spikes.get(Arm.SUSPECT, [])
+    first = begins[0] if begins else None
+    # The loss of a step is that of the parameters before it.
+    right = first is not None and SPIKE.start < first <= SPIKE.stop and Arm.REFERENCE not in spikes
+    far = max((d.drift / d.norm for d in best(records.drifts, Arm.SUSPECT) if d.drift and d.norm), default=0.0)
+    return Line(
+        node=node, quantity=quantity, published=0.0, published_text=text, measured=first, fitted=False,
+        steps=_steps(records), status="read back" if right else "missed", run=str(records.run.run_id),
+        why=f"the profile acts at steps {SPIKE.start} to {SPIKE.stop - 1} (ours); then drift / norm {far:.2g}, and the "
+        f"reference has {'a spike too' if Arm.REFERENCE in spikes else 'no spike'}",
+    )  # fmt: skip
+
+
+def _divergence(node: str, records: RunRecords | str) -> Line:
+    quantity, text = "first step of drift in training", f"about {ONSET}"
+    if (why := unusable(records)) or isinstance(records, str):
+        return _not(node, quantity, ONSET, text, why)
+    drifts = best(records.drifts, Arm.SUSPECT)
+    first = min((d.step for d in drifts if d.drift), default=None)
+    right = first is not None and abs(first - ONSET) <= ONSET_TOLERANCE
+    last = next((d.drift / d.norm for d in reversed(drifts) if d.drift and d.norm), 0.0)
+    return Line(
+        node=node, quantity=quantity, published=ONSET, published_text=text, measured=first, fitted=False,
+        steps=_steps(records), status="read back" if right else "missed", run=str(records.run.run_id),
+        why=f"within {ONSET_TOLERANCE} steps: the onset is in the profile as published; drift / norm {last:.2g} at the "
+        "end",
+    )  # fmt: skip
+
+
+def _answers() -> list[Line]:
+    """Accuracy and disagreement of the fine-tuned models, which no profile was made from."""
+    why = "a large model on its own questions: `tandem run --workload finetune` makes this table of yours"
+    lines = []
+    for run in published.ANSWERS:
+        for quantity, values in (("accuracy", run.accuracy), ("disagreement with the healthy run", run.disagreement)):
+            lines += [
+                _not(run.name, f"fine-tuning {quantity} on {task}", value, f"{value:.2f} %", why)
+                for task, value in (values or {}).items()
+            ]
+    return lines
 
 
 def _gradient(node: str, records: RunRecords | str, fitted_on: int) -> list[Line]:

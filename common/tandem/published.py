@@ -39,6 +39,33 @@ def _node(name: str, values: tuple[float | None, float | None, float | None, flo
 WCNTS = {"node 1": 0.037, "node 4": 0.019, "node 11": 0.051}
 """RQ2: worst-case noise-to-signal ratio of one optimizer step's gradient, where it was published."""
 
+TASKS = ("CosmosQA", "MathQA")
+"""Fine-tuning tasks that the paper names, of six."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedAnswers:
+    """RQ3: one fine-tuned model (Mistral 7B v0.3), in percent by task."""
+
+    name: str
+    accuracy: dict[str, float]
+    disagreement: dict[str, float] | None = None
+    """Questions answered otherwise than by the healthy run; None: it is that run."""
+
+
+def _answers(name: str, accuracy: tuple[float, float], other: tuple[float, float] | None = None) -> PublishedAnswers:
+    disagreement = None if other is None else dict(zip(TASKS, other, strict=True))
+    return PublishedAnswers(name, dict(zip(TASKS, accuracy, strict=True)), disagreement)
+
+
+ANSWERS: tuple[PublishedAnswers, ...] = (
+    _answers("healthy", (90.79, 37.22)),
+    _answers("healthy, other seed", (89.50, 38.83), (6.70, 56.75)),
+    _answers("node 1", (90.53, 36.78), (5.15, 42.24)),
+    _answers("node 6", (0.00, 36.92), (100.0, 36.82)),
+)
+"""Fine-tuned models whose accuracy and disagreement were published."""
+
 NODES: tuple[PublishedNode, ...] = (
     _node("node 1", (1.55e-5, 5.06e-7, 1.56e-4, 2.81e-6)),
     _node("node 2", (0.0, 0.0, 0.0, 0.0)),

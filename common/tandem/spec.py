@@ -150,8 +150,8 @@ class RunSpec(_Model):
     exact_every: int = Field(100, gt=0, lt=2**31)
     """Training, fine-tuning: the drift is measured exactly, per layer, every so many steps and at the end."""
     exact_mib: int = Field(256, ge=0, lt=2**31)
-    """Training, fine-tuning: parameters of at most so many MiB a side are measured exactly also where a sketch is too
-    small to be trusted."""
+    """Training, fine-tuning: parameters of at most so many MiB a side are measured exactly also at every step whose
+    sketch cannot be trusted; larger ones at the first, second, fourth, eighth ... of them."""
     baseline: Literal["seed"] | None = None
     """Training, fine-tuning: a later phase on the reference node with another seed, to compare with."""
     checkpoints: Path | None = None

@@ -157,7 +157,7 @@ def not_measured(drift: DriftSummary) -> list[str]:
     unknown = {(p.arm, p.step) for p in drift.points} - known
     if unknown:
         out.append(
-            f"The drift after {formats.plural(len(unknown), 'step')}: the sketch was too small to be trusted, and no "
+            f"The drift after {formats.plural(len(unknown), 'step')}: the sketch could not be trusted, and no "
             "exact measurement was due."
         )
     if Arm.BASELINE not in drift.arms:

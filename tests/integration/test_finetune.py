@@ -20,6 +20,7 @@ from tandem.summary import summarise
 from tandem.verdict import decide
 from tandem.vocabulary import Arm, Verdict
 from tandem_worker.link import frames as f
+from tandem_worker.questions.template import Scoring
 
 STRONG = profile(
     {"kind": "scale", "factor": -3.0, "elements": 40, "phase": "bwd", "module": "ffn", "tensor": "dx", "steps": [2, 3]}
@@ -107,37 +108,58 @@ def test_the_table_is_that_of_the_stored_answers(healthy: Outcome, corrupt: Outc
         check_page(records, 6)
 
 
-def test_scores_are_those_of_the_raw_parameters(settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("scoring", "packed"), [("mean", True), ("letter", False)])
+def test_scores_are_those_of_the_raw_parameters(settings: dict[str, Any], scoring: Scoring, packed: bool) -> None:
     """By a model written apart, from the question files and the parameters that training left on each side."""
-    spec = RunSpec(fault="x.toml", compute="float32", **{**settings, "steps": 3})
+    questions = settings["questions"][:1]  # two of these fit into a row, one with its letters
+    own = {"steps": 3, "questions": questions, "scoring": scoring, "packed": packed}
+    spec = RunSpec(fault="x.toml", compute="float32", **settings | own)
     outcome = run_pair(spec, STRONG)
     clean_end(outcome)
     model, _ = resolve(spec)
-    lines = [
-        json.loads(line) | {"task": path.stem}
-        for path in settings["questions"]
-        for line in path.read_text().splitlines()
-    ]
+    lines = [json.loads(line) | {"task": path.stem} for path in questions for line in path.read_text().splitlines()]
     for arm, side in ((Arm.REFERENCE, outcome.reference), (Arm.SUSPECT, outcome.suspect)):
         params = weights(model, spec.tp, side.machine.slots)
         held_out = answers(outcome.records, arm, 3)
         assert 0 < len(held_out) < len(lines)
         for line in (x for x in lines if (x["task"], x["id"]) in held_out):
             row = held_out[line["task"], line["id"]]
-            expected = [score(model, params, line, choice) for choice in line["choices"]]
+            expected = [score(model, params, line, number, scoring) for number in range(len(line["choices"]))]
             np.testing.assert_allclose(row.scores, expected, rtol=0, atol=5e-5)
             assert row.answer == line["answer"]
             assert row.chosen == int(np.argmax(row.scores))
     both = [answers(outcome.records, arm, 3) for arm in (Arm.REFERENCE, Arm.SUSPECT)]
     apart = max(abs(np.subtract(both[0][key].scores, both[1][key].scores)).max() for key in both[0])
-    assert apart > 5e-4, "else one side's parameters would do for the other"
+    assert apart > 2e-4, "else one side's parameters would do for the other"
+    learnt = {"".join(parts(x, x["answer"], scoring)) for x in lines if (x["task"], x["id"]) not in both[0]}
+    rows = [row for step in (1, 2, 3) for row in trained_texts(outcome, step)]
+    pairs = {one[:-1] + other for one in learnt for other in learnt}  # an answer's last token is a target only
+    assert all(row in learnt | pairs for row in rows)
+    assert packed == any(row in pairs for row in rows)
 
 
-def score(model: ModelConfig, params: dict[str, np.ndarray], line: dict[str, Any], choice: str) -> float:
-    """Mean log-likelihood of the choice's bytes after the prompt."""
+def trained_texts(outcome: Outcome, step: int) -> list[str]:
+    """What each row of a step's batch says, up to the last character that is learnt."""
+    tokens, targets = outcome.reference.prepared.data.batch(step)
+    ends = [int(np.flatnonzero(row >= 0)[-1]) for row in targets]
+    return [
+        bytes(row[: end + 1].astype(np.uint8)).decode() + chr(int(target[end]))
+        for row, target, end in zip(tokens, targets, ends, strict=True)
+    ]
+
+
+def parts(line: dict[str, Any], choice: int, scoring: Scoring) -> tuple[str, str]:
+    """What is given, and what is learnt and scored: the choice with its space, or the letter alone."""
     context = f"{line['context']}\n\n" if line["context"] else ""
-    prompt = f"{context}Question: {line['question']}\nAnswer:".encode()
-    tokens = np.frombuffer(prompt + f" {choice}".encode(), np.uint8).astype(np.int32)
+    named = [f"{'ABCD'[i]}. {c}\n" for i, c in enumerate(line["choices"])] if scoring == "letter" else []
+    prompt = f"{context}Question: {line['question']}\n{''.join(named)}Answer:"
+    return (f"{prompt} ", "ABCD"[choice]) if scoring == "letter" else (prompt, f" {line['choices'][choice]}")
+
+
+def score(model: ModelConfig, params: dict[str, np.ndarray], line: dict[str, Any], choice: int, how: Scoring) -> float:
+    """Mean log-likelihood of the answer's bytes after the prompt."""
+    prompt, answer = (part.encode() for part in parts(line, choice, how))
+    tokens = np.frombuffer(prompt + answer, np.uint8).astype(np.int32)
     logits = np.asarray(fused_logits(model, params, tokens[None, :-1])[0], np.float64)
     likely = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     return float(likely[np.arange(len(prompt) - 1, len(tokens) - 1), tokens[len(prompt) :]].mean())

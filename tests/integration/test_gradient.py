@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from tests.pairs import Outcome, clean_end, prepared, profile, run_pair
 
+from tandem.faults import FaultProfile
 from tandem.records import GradientRecord
 from tandem.spec import RunSpec
 from tandem.verdict import decide
-from tandem.vocabulary import Cause, Role, SyncMode, Verdict
+from tandem.vocabulary import Cause, ControlName, Role, SyncMode, Verdict
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.init import step_inputs
 from tandem_worker.model.whole import is_replicated, leaf_of
@@ -157,16 +158,61 @@ def test_small_pieces_change_nothing() -> None:
         assert (mine.leaf, mine.mismatched) == (theirs.leaf, theirs.mismatched)
 
 
+STATE = profile(
+    {"kind": "flip", "bits": [12], "level": "state", "input": "wq", "phase": "fwd", "module": "attn",
+     "layers": [1], "ranks": [1], "steps": [2], "elements": 2}
+)  # fmt: skip
+
+
 def test_a_flipped_parameter_is_state_and_is_repaired() -> None:
-    recipe = profile(
-        {"kind": "flip", "bits": [12], "level": "state", "input": "wq", "phase": "fwd", "module": "attn",
-         "layers": [1], "ranks": [1], "steps": [2], "elements": 2}
-    )  # fmt: skip
-    outcome = run_pair(RunSpec(steps=3, fault="x.toml", **SETTINGS), recipe)
+    outcome = run_pair(RunSpec(steps=3, fault="x.toml", **SETTINGS), STATE)
     clean_end(outcome)
     found = [(m.step, m.cause, m.tensor, m.rank, m.mismatched) for m in outcome.records.mismatches]
     assert found == [(2, Cause.STATE, "input.copy.attn.1.wq", 1, 2)]
     assert [(f.level, f.changed) for f in outcome.records.faults] == [("state", 2)]
+
+
+@pytest.mark.parametrize(
+    ("overwrite", "recipe"),
+    [("overwrite_output", profile(FORWARD | {"steps": [9]}, UPDATE)), ("overwrite_input", STATE)],
+    ids=["output", "input"],
+)
+@pytest.mark.parametrize(("times", "verdict"), [(1, Verdict.MISMATCH), (99, Verdict.INCONCLUSIVE)])
+def test_a_digest_proves_that_the_suspect_took_what_overwrites_it(
+    overwrite: str, recipe: FaultProfile, times: int, verdict: Verdict
+) -> None:
+    """A suspect whose memory does not take the reference's tensor: once is repaired, always is not gone on from."""
+    written = 0
+
+    def tamper(_: ReferenceSession, suspect: SuspectSession) -> None:
+        machine = suspect.machine
+        right = getattr(machine, overwrite)
+
+        def wrong(execution: Any, index: int, rank: int, value: np.ndarray, **kwargs: Any) -> Any:
+            nonlocal written
+            written += 1
+            if written <= times:
+                value = value.copy()
+                value.reshape(-1).view(np.uint8)[-1] ^= 1
+            return right(execution, index, rank, value, **kwargs)
+
+        setattr(machine, overwrite, wrong)
+
+    outcome = run_pair(RunSpec(steps=3, fault="x.toml", **SETTINGS), recipe, tamper=tamper)
+    decision = decide(outcome.records)
+    assert decision.verdict is verdict, decision
+    (control,) = [c for c in outcome.records.controls if c.name is ControlName.TRANSPORT]
+    assert control.ok == (times == 1)
+    if times == 1:
+        clean_end(outcome)
+        assert written == 2
+        assert {m.step for m in outcome.records.mismatches} == {2}
+        for slot in outcome.reference.plan.persistent:
+            ours, theirs = (np.asarray(side.machine.slots[slot]) for side in (outcome.reference, outcome.suspect))
+            assert ours.tobytes() == theirs.tobytes(), slot
+    else:
+        assert (outcome.reason, decision.reason) == ("transport", "transport")
+        assert [s.step for s in outcome.records.steps] == [0, 1], "no step goes on from parameters that differ"
 
 
 def test_sync_modes_are_those_of_the_lock_step() -> None:

@@ -207,8 +207,10 @@ def test_what_was_not_measured_says_so(done: Done) -> None:
     assert onset["why"] == "it takes 470 steps or more"
     order = line(done, "nodes 11, 1, 4", "order of the WCNTS")
     assert (order["status"], order["measured"], order["why"]) == ("not measured", None, "no WCNTS of node 1")
-    for known in ("fine-tuning accuracy and disagreement", "how fast its parameters drift"):
-        (found,) = [x for x in done.result["lines"] if x["quantity"].startswith(known) and x["node"] != "node 6"]
+    spike = line(done, "node 6", "first step of the loss spike in training")
+    assert (spike["status"], spike["why"]) == ("not measured", "it takes 50 steps or more")
+    for node, quantity in (("node 1", "fine-tuning accuracy on MathQA"), ("node 13", "how fast its parameters drift")):
+        found = line(done, node, quantity)
         assert (found["status"], found["measured"]) == ("not measured", None)
         assert found["why"]
     for words in (done.page, done.text):

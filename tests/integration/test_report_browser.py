@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from raw_runs import gradient_run, submodule_run, training_run
+from raw_runs import finetune_run, gradient_run, submodule_run, training_run
 from sample_nodes import sample_node
 from sample_runs import sample_run
-from tandem.report import node_page
+from tandem.paper import CHECKS
+from tandem.paper import paper as instrument_check
+from tandem.report import node_page, paper
 from tandem.report.run_page import render
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("chromium")]
@@ -20,6 +22,10 @@ PAGES = {
     "submodule": lambda: render(submodule_run().records),
     "gradient": lambda: render(gradient_run().records),
     "training": lambda: render(training_run(resumed=True).records),
+    "fine-tuning": lambda: render(finetune_run()),
+    "instrument check": lambda: paper.render(
+        instrument_check(dict.fromkeys(CHECKS, "left out") | {CHECKS[1]: sample_run(synthetic=True)}, quick=True)
+    ),
     "node": lambda: node_page.render(sample_node()),
     "hostile run": lambda: render(sample_run(rows=40, evil=EVIL)),
     "hostile node": lambda: node_page.render(sample_node(evil=EVIL)),
@@ -50,7 +56,11 @@ FAINT = """
 PAPER = {"media": "print", "width": 718}
 """A4 without its margins, in CSS pixels."""
 
-COLOURS = "[...new Set([...document.querySelectorAll('svg.chart text')].map(t => getComputedStyle(t).fill))].sort()"
+COLOURS = """
+[...new Set([...document.querySelectorAll('h1, td, svg.chart text')].map(
+  t => t.tagName === 'text' ? getComputedStyle(t).fill : getComputedStyle(t).color))].sort()
+"""
+"""Of the words on a page and in its charts."""
 
 
 @pytest.fixture(scope="module")

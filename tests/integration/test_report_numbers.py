@@ -10,13 +10,13 @@ import pytest
 
 from finetune_table import check_json, check_page, table
 from pages import cells, strip, value
-from raw_runs import STEPS, TP, RawRun, finetune_run, gradient_run, submodule_run, training_run
+from raw_runs import STEPS, TP, RawRun, finetune_run, gradient_run, made_page, submodule_run, training_run
 from tandem.report.run_page import render
 from tandem.vocabulary import Phase
 
-RQ1, RQ2, RQ3 = submodule_run(), gradient_run(), training_run()
+(RQ1, PAGE1), (RQ2, PAGE2), (RQ3, PAGE3) = (made_page(make) for make in (submodule_run, gradient_run, training_run))
 RESUMED = training_run(resumed=True)
-PAGE1, PAGE2, PAGE3, PAGE4 = (render(run.records) for run in (RQ1, RQ2, RQ3, RESUMED))
+PAGE4 = render(RESUMED.records)
 DIGITS = 2e-3
 """A shown number is rounded to three significant digits or more."""
 

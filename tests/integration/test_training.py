@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,9 @@ def test_sketched_drift_is_within_2_percent_of_the_exact_one_and_every_step_has_
         assert 0 < row.error <= 0.01
 
 
-def test_the_suspects_state_that_changed_between_steps_is_state_and_not_the_steps_doing() -> None:
+def changed_weight(factor: float) -> Callable[[ReferenceSession, SuspectSession], None]:
+    """One of the suspect's weights is multiplied between steps 1 and 2."""
+
     def tamper(_: ReferenceSession, suspect: SuspectSession) -> None:
         load = suspect.load
 
@@ -146,11 +149,45 @@ def test_the_suspects_state_that_changed_between_steps_is_state_and_not_the_step
                 slot = "master.attn.0.wq"
                 machine = suspect.machine
                 value = machine.shard(machine.slots[slot], 1).copy()
-                value.reshape(-1)[5] *= 2
+                value.reshape(-1)[5] *= factor
                 machine.slots[slot] = machine.replace(machine.slots[slot], 1, value)
 
         suspect.load = changed  # type: ignore[method-assign]
 
+    return tamper
+
+
+def test_a_dominant_element_is_told_by_sketches_once_it_was_measured() -> None:
+    """Also of a model that is too large to be measured whenever a sketch cannot be trusted."""
+    spec = RunSpec(steps=6, exact_every=4, exact_mib=0, **SETTINGS)
+    outcome = run_pair(spec, tamper=changed_weight(32))
+    clean_end(outcome)
+    sketched, measured = rows(outcome, "sketch"), rows(outcome, "exact")
+    whole = {step: row for (step, part), row in measured.items() if not part}
+    assert set(whole) == {2, 4, 6}
+    assert {step for step, _ in sketched} == {3, 4, 5, 6}
+    for (step, _), row in sketched.items():
+        assert row.drift is not None
+        assert 0 < row.error < 5e-3
+        if step in whole:
+            assert row.drift == pytest.approx(whole[step].drift, rel=max(4 * row.error, 1e-4))
+    parts = {part: row.drift for (step, part), row in measured.items() if step == 6 and part}
+    assert parts["attn.0"] > 0.9 * whole[6].drift, "one element must dominate"  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("mib", "exact", "unknown"), [(256, {2, 3, 4, 5, 6, 7}, set()), (0, {2, 3, 4, 6, 7}, {5, 7})])
+def test_what_no_sketch_can_hold_is_measured(mib: int, exact: set[int], unknown: set[int]) -> None:
+    """A weight beyond 1024: at every step of a small model, of a large one the 1st, 2nd, 4th time and at the end."""
+    outcome = run_pair(RunSpec(steps=7, exact_every=100, exact_mib=mib, **SETTINGS), tamper=changed_weight(1e7))
+    clean_end(outcome)
+    assert {step for step, part in rows(outcome, "exact") if not part} == exact
+    told = rows(outcome, "sketch")
+    assert {step for step, _ in told} == unknown
+    assert all(row.drift is None and row.error == 1 for row in told.values())
+
+
+def test_the_suspects_state_that_changed_between_steps_is_state_and_not_the_steps_doing() -> None:
+    tamper = changed_weight(2)
     outcome = run_pair(RunSpec(steps=3, **SETTINGS), tamper=tamper)
     clean_end(outcome)
     assert decide(outcome.records).verdict is Verdict.MISMATCH

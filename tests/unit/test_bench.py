@@ -17,9 +17,11 @@ from bench.fused import LOSS
 from bench.options import Options
 from bench.replica import Replica
 from bench.results import Row, row
-from bench.rows import BENCHES
+from bench.rows import BENCHES, sketch, whole
 from bench.rows.memory import kept_bytes
+from bench.rows.sketch import Told
 from bench.stats import Estimate, quantile, ratios, shuffled_blocks
+from bench.turns import WARMUP, State, Step, cpus, take_turns, walls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -151,6 +153,47 @@ def test_every_stored_row_belongs_to_a_bench() -> None:
 
 def _row(name: str, value: float) -> Row:
     return row(name, "x", Estimate(value, value, value, 1), {})
+
+
+# -- turns, and what they tell --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("enough_from", "most", "blocks"), [(4, 3, 4), (8, 3, 8), (99, 3, 12), (99, 1, 4)])
+def test_turns_go_on_until_they_tell_what_they_are_to_tell(enough_from: int, most: int, blocks: int) -> None:
+    ran = {"a": 0, "b": 0}
+
+    def step(kind: str) -> Step:
+        def one(state: State, _: int) -> State:
+            ran[kind] += 1
+            return state
+
+        return one
+
+    found = take_turns({k: step(k) for k in ran}, {"a": {}, "b": {}}, 4, 0, lambda t: len(t) >= enough_from, most)
+    assert len(found) == len(walls(found)) == len(cpus(found)) == blocks
+    assert ran == {"a": blocks + WARMUP, "b": blocks + WARMUP}
+    assert all(turn.wall >= 0 and turn.cpu >= 0 for block in found for turn in block.values())
+
+
+@given(st.floats(0.9, 1.1), st.floats(0.8, 1.0))
+def test_a_slowdown_that_is_seen_lies_beyond_the_bound(value: float, share: float) -> None:
+    found = Estimate(value, value * share, value / share, 9)
+    seen = 1 + float(whole._seen(found, whole.BOUND)["seen_from"].split()[0]) / 100
+    assert seen * found.low / found.value == pytest.approx(whole.BOUND, abs=1e-3)
+
+
+def test_models_that_trained_apart_are_part_of_the_sketchs_error() -> None:
+    """Else its largest error would be that of made differences alone, and none would say so."""
+    made = [Told(1e-3, 0.004, 0.006, True)] * 3
+    right, lost = Told(1e-3, 0.009, 0.008, True), Told(1e-3, 0.5, 0.4, False)
+    named = {r.name: r for r in sketch.rows(Options(), {"a": [right] * 3 + [lost], "b": [right] * 4}, made)}
+    assert (named["sketch.error"].value, named["sketch.error_trained"].value) == (pytest.approx(0.9),) * 2
+    assert (named["sketch.error"].runs, named["sketch.error_trained"].runs) == (10, 7)
+    assert named["sketch.stored"].value == 75
+    with pytest.raises(ValueError, match="trained apart is trusted: a"):
+        sketch.rows(Options(), {"a": [lost] * 4, "b": [right] * 4}, made)
+    with pytest.raises(ValueError, match="trusted: b"):
+        sketch.rows(Options(), {"a": [right], "b": [Told(1e-6, 0.0, 0.001, True)]}, made)
 
 
 # -- the bound of the memory ----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -16,7 +17,9 @@ from tandem_worker.drift.sketch import (
     LIMIT,
     TRUSTED,
     Estimate,
+    Sketch,
     buckets,
+    check,
     estimate,
     sketch_numpy,
 )
@@ -126,6 +129,57 @@ def test_what_is_trusted_is_within_2_percent_and_what_is_not_says_so(name: str) 
     if name.startswith("one "):
         assert abs(found.drift / exact - 1) < 0.01, "what falls alone into its bucket is exact"
     assert ratio > 0
+
+
+def drifted(
+    places: list[tuple[int, int]], noise: float, seed: int, size: float = 0.5
+) -> tuple[Sketch, list[int], float]:
+    """Sketch and tops of the base with large elements of leaf 1, by (rank, flat place), and all else a little off."""
+    rng = np.random.default_rng(seed)
+    other = arrays(lambda shape: noise * rng.standard_normal(shape))
+    for number, (rank, place) in enumerate(places):
+        other[1][rank].reshape(-1)[place] += size * (1 + 0.1 * number)
+    other = [(b + d).astype(np.float32) for b, d in zip(BASE, other, strict=True)]
+    exact = norm([o.astype(np.float64) - b for o, b in zip(other, BASE, strict=True)])  # type: ignore[misc]
+    sketch, top = sketch_numpy(with_kinds(other), RANKS)
+    return sketch, [*map(int, top), *map(int, BASE_TOP)], exact
+
+
+@pytest.mark.parametrize("places", [[(0, 77)], [(1, 5), (1, 600)], [(0, 9), (1, 9), (1, 40_000)]])
+@pytest.mark.parametrize("noise", [0.0, 1e-7, 1e-5])
+def test_a_few_elements_that_dominate_are_told_exactly_once_they_were_measured(
+    places: list[tuple[int, int]], noise: float
+) -> None:
+    """Before, they could as well share buckets, of which no sketch can tell: the claimed error says so."""
+    sketch, tops, exact = drifted(places, noise, seed=1)
+    assert estimate(sketch, BASE_SKETCH, tops, ELEMENTS).error > 10 * TRUSTED
+    checked = check(sketch, BASE_SKETCH, tops, exact)
+    assert checked is not None
+    for later, (more, size) in enumerate([(noise, 0.5), (2 * noise, 0.4), (3 * noise, 0.7)]):
+        sketch, tops, exact = drifted(places, more, seed=2 + later, size=size)
+        found = estimate(sketch, BASE_SKETCH, tops, ELEMENTS, checked=checked)
+        assert found.error < 5e-3
+        assert abs(found.drift / exact - 1) <= 4 * found.error
+    sketch, tops, exact = drifted([*places, (0, 300_000)], noise, seed=9)
+    assert not estimate(sketch, BASE_SKETCH, tops, ELEMENTS, checked=checked).trusted, "another one was not measured"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5])
+def test_large_elements_that_share_a_bucket_are_never_trusted(rows: int) -> None:
+    """The same place of several rows of the sketch's table: their signs add up or cancel."""
+    sketch, tops, exact = drifted([(1, 123), (1, 123 + rows * buckets(RANKS))], 1e-6, seed=3)
+    found = estimate(sketch, BASE_SKETCH, tops, ELEMENTS)
+    assert abs(found.drift / exact - 1) > 0.2
+    assert not found.trusted
+    checked = check(sketch, BASE_SKETCH, tops, exact)
+    assert not estimate(sketch, BASE_SKETCH, tops, ELEMENTS, checked=checked).trusted
+
+
+def test_nothing_is_learnt_from_what_cannot_be_held_against_a_sketch() -> None:
+    sketch, tops, exact = drifted([(0, 77)], 1e-6, seed=1)
+    for measured in (0.0, math.nan, math.inf, exact * (1 + 2 * TRUSTED)):
+        assert check(sketch, BASE_SKETCH, tops, measured) is None
+    assert check(sketch, BASE_SKETCH, [*tops, 0x7F800000], exact) is None
 
 
 def test_nothing_is_claimed_of_what_a_sketch_cannot_hold() -> None:

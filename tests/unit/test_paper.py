@@ -16,19 +16,9 @@ from sample_runs import sample_run
 from tandem import published
 from tandem.bounds import interval
 from tandem.cli.app import main
-from tandem.paper import (
-    CHECKS,
-    CONFIDENCE,
-    ENOUGH_EVENTS,
-    ClassTotals,
-    Measured,
-    clustered,
-    measured,
-    paper,
-    same,
-    unusable,
-)
-from tandem.records import ClassCounts, GradientRecord, RunRecords
+from tandem.paper import CHECKS, paper, same, unusable
+from tandem.paper_events import CONFIDENCE, ENOUGH_EVENTS, ClassTotals, Measured, clustered, measured
+from tandem.records import ClassCounts, DriftRecord, GradientRecord, RunRecords
 from tandem.report.page import write
 from tandem.report.paper import headline, render, text_lines
 from tandem.vocabulary import Workload
@@ -177,6 +167,74 @@ def test_a_shorter_run_can_show_too_large_a_wcnts_and_no_right_one() -> None:
     assert [line.status for line in found] == ["too few events", "too few events", "missed", "too few events"]
     assert [line.measured for line in found[:3]] == [0.051, 0.001, 0.03]
     assert "fitted on 200 steps" in found[0].why
+
+
+def trained(losses: dict[int, tuple[float, float]], drifts: dict[int, float], steps: int) -> RunRecords:
+    """A training whose losses (reference, suspect) are 5 and whose drift is 0 but where given."""
+    records = with_classes({}, 10, steps)
+    both = [losses.get(s.step, (5.0, 5.0)) for s in records.steps]
+    made = [
+        msgspec.structs.replace(s, loss_reference=reference, loss_suspect=suspect)
+        for s, (reference, suspect) in zip(records.steps, both, strict=True)
+    ]
+    rows = [
+        DriftRecord(
+            run_id=records.run.run_id, attempt=1, step=step, arm="suspect", part="", method="exact", drift=drift,
+            norm=10.0, error=0.0,
+        )
+        for step, drift in drifts.items()
+    ]  # fmt: skip
+    return msgspec.structs.replace(records, steps=made, drifts=rows)
+
+
+@pytest.mark.parametrize(
+    ("losses", "first", "status"),
+    [
+        ({43: (5.0, 9.0), 44: (5.0, 9.0)}, 43, "read back"),
+        ({}, None, "missed"),
+        ({20: (5.0, 9.0)}, 20, "missed"),
+        ({43: (9.0, 9.0)}, 43, "missed"),
+    ],
+    ids=["there", "none", "too early", "on both sides"],
+)
+def test_node_6s_loss_spike(losses: dict[int, tuple[float, float]], first: int | None, status: str) -> None:
+    check = CHECK["node-6", Workload.TRAINING]
+    found = paper({check: trained(losses, {40: 0.01, 50: 2.5}, 50)}, quick=True)
+    (line,) = [x for x in found.lines if x.node == "node 6" and "loss spike" in x.quantity]
+    assert (line.measured, line.status, line.steps) == (first, status, 50)
+    assert "drift / norm 0.25" in line.why
+
+
+@pytest.mark.parametrize(("first", "status"), [(450, "read back"), (470, "read back"), (3, "missed"), (None, "missed")])
+def test_node_13s_drift_begins_where_published(first: int | None, status: str) -> None:
+    check = CHECK["node-13", Workload.TRAINING]
+    drifts = {} if first is None else {first: 0.01, 480: 3.0}
+    found = paper({check: trained({}, drifts, 480)}, quick=False)
+    (line,) = [x for x in found.lines if x.node == "node 13" and "drift in training" in x.quantity]
+    assert (line.published, line.measured, line.status) == (450, first, status)
+
+
+def test_the_published_fine_tuning_table_is_on_the_page() -> None:
+    """As the paper has it: accuracy and disagreement with the healthy run, in percent."""
+    table = {
+        "healthy": (90.79, None, 37.22, None), "healthy, other seed": (89.50, 6.70, 38.83, 56.75),
+        "node 1": (90.53, 5.15, 36.78, 42.24), "node 6": (0.00, 100, 36.92, 36.82),
+    }  # fmt: skip
+    lines = {(x.node, x.quantity): x for x in paper({}, quick=True).lines}
+    seen = 0
+    for node, values in table.items():
+        for number, value in enumerate(values):
+            task, kind = (
+                ("CosmosQA", "MathQA")[number // 2],
+                ("accuracy", "disagreement with the healthy run")[number % 2],
+            )
+            line = lines.get((node, f"fine-tuning {kind} on {task}"))
+            assert (line is None) == (value is None)
+            if line is not None and value is not None:
+                seen += 1
+                assert (line.published, line.published_text, line.status) == (value, f"{value:.2f} %", "not measured")
+                assert "tandem run --workload finetune" in line.why
+    assert seen == sum(x.quantity.startswith("fine-tuning") for x in lines.values())
 
 
 @pytest.mark.parametrize("most", [None, 1, 12, 42, 300, 10_000])

@@ -14,11 +14,14 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from node_runs import BEGAN, CLASSES, HOUR, drift, gradient, node_run
+from pages import cells
 from tandem.node_json import to_json
+from tandem.node_profile import SHOWN
 from tandem.node_summary import Summarised, summarise_node
 from tandem.node_tables import lines
 from tandem.node_verdict import NodeDecision, NullPass, RunFacts
 from tandem.records import RunRecords
+from tandem.report import node_page
 from tandem.run_profile import BINS, Detail, evidence_words, profile_run, timeline, two_hosts
 from tandem.sketch import RELATIVE_ERROR
 from tandem.vocabulary import Cause, ControlName, NodeVerdict, Role
@@ -236,6 +239,22 @@ def test_the_page_says_what_is_missing_and_json_has_it_all() -> None:
         "zero_reference",
         "uncounted",
     }  # fmt: skip - these have the longer names of docs/json.md
+
+
+def test_pages_list_the_newest_runs_of_many_and_say_so() -> None:
+    """Numbers are of all runs all the same, and the JSON object has each."""
+    p = summarise_node("sick", summarised(*(node_run(hits={3: 5}, began=BEGAN + n) for n in range(SHOWN + 7))))
+    newest = [str(line.facts.run_id) for line in p.runs]
+    assert (len(newest), p.mismatched_elements) == (SHOWN + 7, 5 * (SHOWN + 7))
+    text, page = "\n".join(lines(p)), node_page.render(p)
+    assert [row.split()[0] for row in text.partition("runs, newest first")[2].splitlines()[2 : SHOWN + 2]] == newest[
+        :SHOWN
+    ]
+    assert [row[1][:36] for row in cells(page, "Runs")] == newest[:SHOWN]
+    assert "and 7 older: tandem node sick --json" in text
+    assert f"The newest {SHOWN} of {SHOWN + 7} are shown one by one" in page
+    assert f"of {SHOWN + 7} listed" in page
+    assert [r["run"] for r in to_json(p)["runs"]] == newest
 
 
 def test_pairs_on_one_host_are_recognised() -> None:

@@ -27,7 +27,8 @@ def export(
 ) -> None:
     """Write a run's rows as CSV or Parquet files.
 
-    One file each for the run, its attempts, steps, step classes, mismatches, controls, faults and closing records.
+    One file each for the run, its attempts, steps, step classes, mismatches, gradients, drifts, evaluations, controls,
+    faults and closing records.
     """
     from tandem.db.queries import find_run
     from tandem.export import export_run

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from tandem.kube.client import Kube, Object
 
 EXIT_INTERRUPTED = 130
+PATHS = ("weights", "data", "tokenizer", "checkpoints", "start", "questions")
+"""Fields of the workload that are paths in the pods."""
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 _TAIL = 5
 """Of a generated name's end: none makes a word."""
@@ -48,6 +50,18 @@ def pair(
     batch: f.BatchOption = None,
     sequence: f.SequenceOption = None,
     compute: f.ComputeOption = None,
+    exchange_mib: f.ExchangeOption = None,
+    exact_every: f.ExactEveryOption = None,
+    baseline: f.BaselineOption = None,
+    checkpoints: f.CheckpointsOption = None,
+    checkpoint_every: f.CheckpointEveryOption = None,
+    resume: f.ResumeOption = None,
+    start: f.StartOption = None,
+    questions: f.QuestionsOption = None,
+    held_out_percent: f.HeldOutOption = None,
+    scoring: f.ScoringOption = None,
+    packed: f.PackedOption = None,
+    evaluate_every: f.EvaluateEveryOption = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Name of the PairRun.  [default: made from the node's]")
     ] = None,
@@ -69,7 +83,10 @@ def pair(
     asked = {
         "workload": workload, "model": model, "weights": weights, "data": data or None, "tokenizer": tokenizer,
         "tp": tp, "steps": steps, "duration": duration, "seed": seed, "sync": sync, "window": window,
-        "fault": fault, "batch": batch, "sequence": sequence, "compute": compute,
+        "fault": fault, "batch": batch, "sequence": sequence, "compute": compute, "exchange_mib": exchange_mib,
+        "exact_every": exact_every, "baseline": baseline, "checkpoints": checkpoints,
+        "checkpoint_every": checkpoint_every, "resume": resume, "start": start, "questions": questions or None,
+        "held_out_percent": held_out_percent, "scoring": scoring, "packed": packed, "evaluate_every": evaluate_every,
     }  # fmt: skip
     kind = _kind(node, null=null, swap=swap)
     spec = pairrun_spec(kind, node, reference, {k: v for k, v in asked.items() if v is not None})
@@ -130,7 +147,7 @@ def pairrun_spec(kind: Kind, node: str | None, reference: str | None, asked: dic
     if reference is not None:
         spec["reference"] = {"nodeName": reference}
     read_spec(spec)
-    for field in ("weights", "data", "tokenizer"):
+    for field in PATHS:
         for path in [found] if isinstance(found := spec["workload"].get(field, []), str) else found:
             if not path.startswith("/"):
                 raise UsageError(f"--{field} {path}: give the path in the pods, which begins with /")

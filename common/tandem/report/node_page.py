@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from tandem import formats
-from tandem.node_profile import NodeProfile, RunLine
+from tandem.node_profile import SHOWN, NodeProfile, RunLine
 from tandem.report import figures, page
 from tandem.report.draw import warm_up
 from tandem.sketch import BINS
@@ -35,7 +35,8 @@ def values(p: NodeProfile) -> dict[str, Any]:
     warm_up()
     sign, style, meaning = VERDICTS[p.verdict]
     numbers = {run.facts.run_id: f"{i}" for i, run in enumerate(reversed(p.runs), 1)}
-    counted = [run for run in reversed(p.runs) if run.counted]
+    shown = p.runs[:SHOWN]
+    counted = [run for run in reversed(shown) if run.counted]
     when = figures.timeline([(numbers[run.facts.run_id], run.timeline) for run in counted])
     severity = figures.severities(_decades(p.severities))
     leaves = sorted(p.leaves.items(), key=lambda item: (-item[1], item[0]))
@@ -58,8 +59,9 @@ def values(p: NodeProfile) -> dict[str, Any]:
         "replay_rows": page.replay_rows(p.replays),
         "extent_rows": page.count_rows(p.extents),
         "findings": ", ".join(f"{n:,} {cause.replace('_', '-')}" for cause, n in p.findings.items()),
-        "noisy": [run for run in p.runs if run.counted and run.noise],
-        "drifted": [(run, *_drift(run)) for run in p.runs if run.counted and run.drifts],
+        "runs_shown": shown,
+        "noisy": [run for run in shown if run.counted and run.noise],
+        "drifted": [(run, *_drift(run)) for run in shown if run.counted and run.drifts],
         "leaves": leaves[:LEAVES],
         "more_leaves": max(0, len(leaves) - LEAVES),
     }

@@ -10,7 +10,7 @@ import numpy as np
 from tandem.records import DriftRecord
 from tandem.vocabulary import Arm
 from tandem_worker.chain import Plan
-from tandem_worker.drift.sketch import Sketch, estimate
+from tandem_worker.drift.sketch import Checked, Sketch, check, estimate
 from tandem_worker.lockstep.ledger import Ledger
 from tandem_worker.lockstep.norms import Norms
 
@@ -23,6 +23,9 @@ class Drifts:
     def __init__(self, ledger: Ledger, plan: Plan) -> None:
         self.ledger = ledger
         self.elements = parameter_bytes(plan) // 4
+        self._checked: dict[Arm, Checked | None] = {}
+        self._measured: dict[Arm, float] = {}
+        """Drift at the last exact measurement."""
 
     def sketched(
         self, arm: Arm, step: int, sketch: Sketch, reference: Sketch, tops: Iterable[int], *, differ: bool = True,
@@ -40,7 +43,8 @@ class Drifts:
             loss: the arm's, where the step's own row does not hold it.
             grad_norm: the same.
         """
-        found = estimate(sketch, reference, tops, self.elements, differ=differ)
+        checked = self._checked.get(arm)
+        found = estimate(sketch, reference, tops, self.elements, differ=differ, checked=checked)
         if found.trusted:
             self._store(arm, step, "", SKETCHED, found.drift, found.norm, found.error, loss, grad_norm)
         return found.trusted
@@ -58,7 +62,12 @@ class Drifts:
         for group, norms in groups.items():
             whole.merge(norms)
             self._store(arm, step, group, EXACT, _root(norms.noise), _root(norms.signal), 0.0)
-        self._store(arm, step, "", EXACT, _root(whole.noise), _root(whole.signal), 0.0)
+        self._measured[arm] = _root(whole.noise)
+        self._store(arm, step, "", EXACT, self._measured[arm], _root(whole.signal), 0.0)
+
+    def check(self, arm: Arm, sketch: Sketch, reference: Sketch, tops: Iterable[int]) -> None:
+        """Learn from the sketches of the step that was just measured exactly what later ones can be trusted in."""
+        self._checked[arm] = check(sketch, reference, tops, self._measured[arm])
 
     def _store(
         self, arm: Arm, step: int, part: str, method: str, drift: float | None, norm: float, error: float,

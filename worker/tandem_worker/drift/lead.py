@@ -49,6 +49,8 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         self.baseline = Baseline() if self.prepared.spec.baseline else None
         self._measured = 0
         """Last step whose drift was measured exactly."""
+        self._untrusted = 0
+        """Steps whose sketch could not be trusted where no exact measurement was due."""
         self._settled_at = self._link_bytes = 0.0
         self.look: Callable[[], Room] = lambda: look(self.machine.chain, 1 if self.suspect_node else 2)
         """What memory there is. Outside a cluster both sides are taken to be on one machine."""
@@ -240,11 +242,22 @@ class DriftReferenceSession(DriftSession, ReferenceSession):
         known = sketch is not None and self.drifts.sketched(
             Arm.SUSPECT, step, sketch, flight.sketch(), tops, differ=differ
         )
-        small = parameter_bytes(self.plan) <= spec.exact_mib << 20
-        if self._measured < step and (step % spec.exact_every == 0 or (small and not known)):
-            self._exact(flight)
-        elif not known and self._measured < step:
-            self.drifts.unknown(Arm.SUSPECT, step, flight.sketch())
+        if self._measured < step:
+            if step % spec.exact_every == 0 or (not known and self._worth_it()):
+                self._exact(flight)
+            elif not known:
+                self.drifts.unknown(Arm.SUSPECT, step, flight.sketch())
+        if sketch is not None and self._measured == step:
+            self.drifts.check(Arm.SUSPECT, sketch, flight.sketch(), tops)
+
+    def _worth_it(self) -> bool:
+        """Whether a sketch that cannot be trusted is made good by an exact measurement: of parameters up to
+        ``exact_mib`` always, of larger ones the first, second, fourth, eighth ... time, so that it is known how far
+        they are off, and whether the sketch is right all the same, at the price of few exchanges.
+        """
+        self._untrusted += 1
+        small = parameter_bytes(self.plan) <= self.prepared.spec.exact_mib << 20
+        return small or self._untrusted.bit_count() == 1
 
     def _received(self, report: f.Report) -> Sketch | None:
         """The suspect's sketch; None where it is not what its program stored."""

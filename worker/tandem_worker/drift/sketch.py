@@ -38,6 +38,9 @@ TRUSTED = 0.01
 """Largest standard deviation of the relative error at which an estimate is used: two of it are 2 %."""
 CLUSTERED = 1.8
 """How much larger than by chance the error is taken to be at most (a tile of 64 x 64: 1.4 to 1.7)."""
+HEAVY = 0.01
+"""Share of the squared distance from which a bucket is looked at by itself: less than half of it is a bucket's part in
+the distance's error."""
 ROW_SEED, COLUMN_SEED = 0x243F6A88, 0x13198A2E
 """Seeds of ``a`` and ``b``: first digits of pi. The same in every run, so that any two sketches can be compared."""
 
@@ -149,12 +152,40 @@ class Estimate:
         return self.error <= TRUSTED
 
 
-def estimate(arm: Sketch, reference: Sketch, tops: Iterable[int], elements: int, *, differ: bool = True) -> Estimate:
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What an exact measurement showed of a sketch's heavy buckets: each holds one large element, or as good as one."""
+
+    places: npt.NDArray[np.bool_]
+    """Which, ``[R, K]``."""
+    off: float
+    """Relative error of the estimate then, which what shares a bucket would have made large."""
+
+
+def check(arm: Sketch, reference: Sketch, tops: Iterable[int], exact: float) -> Checked | None:
+    """Hold two sketches against the distance that was measured exactly at the same step.
+
+    Returns:
+        None where they cannot be used, or are off by more than an estimate may be: something shares a heavy bucket.
+    """
+    squares = _values(arm, reference) ** 2
+    if not _usable(arm, reference, tops) or not (0 < exact < math.inf):
+        return None
+    off = abs(math.sqrt(float(squares.sum())) / exact - 1)
+    return Checked(squares >= HEAVY * squares.sum(), off) if off <= TRUSTED else None
+
+
+def estimate(
+    arm: Sketch, reference: Sketch, tops: Iterable[int], elements: int, *, differ: bool = True,
+    checked: Checked | None = None,
+) -> Estimate:  # fmt: skip
     """Distance of an arm's parameters from the reference's.
 
     The error counts the sketch's variance and the rounding of the elements, as if all differed. The former is that of
     random buckets on the ranks that differ, or what the buckets themselves show (of Gaussian ones E s^4 = 3 B^2) if
-    that is more, up to `CLUSTERED` times: few large elements look like many that share a bucket, and are exact.
+    that is more, up to `CLUSTERED` times. A bucket that holds much of the distance is apart from that: it may be one
+    element, and then exact, or some that share it and cancel, so it counts as quite uncertain until an exact
+    measurement has shown which; from then on only what else falls into it counts.
 
     Args:
         arm: its sketch.
@@ -162,24 +193,36 @@ def estimate(arm: Sketch, reference: Sketch, tops: Iterable[int], elements: int,
         tops: every rank's `top` of both.
         elements: parameters in all.
         differ: whether the parameters are known to differ: equal sketches then say that the sketch saw nothing.
+        checked: what the last exact measurement of the arm showed.
     """
-    worst = int(np.float32(LIMIT).view(np.int32))
-    valid = all(0 <= top < worst for top in tops) and all(
-        int(np.abs(s[:, 0].astype(np.int64)).max()) < HALF for s in (arm, reference)
-    )
     squares = _values(arm, reference) ** 2
     drift, norm = math.sqrt(float(squares.sum())), math.sqrt(float((_values(reference) ** 2).sum()))
-    if not valid:
+    if not _usable(arm, reference, tops):
         return Estimate(drift, norm, math.inf)
     if drift == 0:
         return Estimate(drift, norm, math.inf if differ else 0.0)
-    ranks = squares.sum(axis=1)
+    whole = float(squares.sum())
+    heavy = squares >= HEAVY * whole
+    known = heavy & checked.places if checked is not None else np.zeros_like(heavy)
+    light = np.where(heavy, 0.0, squares)
+    ranks = light.sum(axis=1)
     # Elements that meet in a bucket by chance; a tile can meet itself somewhat more often than that.
-    chance = math.sqrt(2 / squares.shape[1] * float((ranks**2).sum())) / (2 * float(ranks.sum()))
-    seen = math.sqrt(2 / 3 * float((squares**2).sum())) / (2 * float(ranks.sum()))
+    chance = math.sqrt(2 / light.shape[1] * float((ranks**2).sum())) / (2 * whole)
+    seen = math.sqrt(2 / 3 * float((light**2).sum())) / (2 * whole)
     spread = max(chance, min(seen, CLUSTERED * chance))
+    alone = math.sqrt(2 / 3 * float((squares[heavy & ~known] ** 2).sum())) / (2 * whole)
+    beside = math.sqrt(float((np.where(known, squares, 0.0).sum(axis=1) * ranks / light.shape[1]).sum())) / whole
+    off = checked.off if checked is not None and known.any() else 0.0
     rounding = QUANTUM * math.sqrt(elements / 6) / drift
-    return Estimate(drift, norm, math.hypot(spread, rounding))
+    return Estimate(drift, norm, math.hypot(spread, alone, beside, off, rounding))
+
+
+def _usable(arm: Sketch, reference: Sketch, tops: Iterable[int]) -> bool:
+    """Whether two sketches hold what they are of: no weight too large, no bucket that may have gone round."""
+    worst = int(np.float32(LIMIT).view(np.int32))
+    return all(0 <= top < worst for top in tops) and all(
+        int(np.abs(s[:, 0].astype(np.int64)).max()) < HALF for s in (arm, reference)
+    )
 
 
 def _values(sketch: Sketch, minus: Sketch | None = None) -> npt.NDArray[np.float64]:
