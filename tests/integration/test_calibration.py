@@ -25,7 +25,7 @@ from tandem.paper import CHECKS, WCNTS_TOLERANCE, paper
 from tandem.paper_events import ENOUGH_EVENTS, of_run
 from tandem.spec import RunSpec
 from tandem.verdict import decide
-from tandem.vocabulary import Phase, Workload
+from tandem.vocabulary import Cause, Phase, SyncMode, Workload
 
 pytestmark = pytest.mark.slow
 STEPS = {"node-1": 6600, "node-10": 1500, "node-11": 1500}
@@ -121,6 +121,19 @@ def test_node_6_has_a_loss_spike_that_wrecks_the_weights() -> None:
     (end,) = [d for d in records.drifts if (d.step, d.part, d.method) == (check.quick, "", "exact")]
     assert end.drift is not None
     assert end.drift / end.norm > 0.05
+
+
+def test_the_anatomys_shares_are_those_of_a_runs_rows() -> None:
+    """What later work found of the elements that differ, read back from the records: half nullified, 1.01 % NaN."""
+    outcome = run_pair(RunSpec(steps=12, fault="x.toml", sync=SyncMode.DIGEST, **SETTINGS), shipped("anatomy"))
+    clean_end(outcome)
+    rows = [m for m in outcome.records.mismatches if m.cause is Cause.COMPUTE and m.tensor in ("out", "dx")]
+    assert {(m.phase, m.module) for m in rows} == set(published.COLUMNS)
+    found = sum(m.mismatched or 0 for m in rows)
+    assert found > 2000
+    for share, counted in ((0.5, [m.nullified for m in rows]), (0.0101, [m.nonfinite for m in rows])):
+        measured = sum(n or 0 for n in counted) / found
+        assert abs(measured - share) < 4 * (share * (1 - share) / found) ** 0.5 + 0.02 * share, (share, measured, found)
 
 
 def test_node_13_does_nothing_before_its_onset() -> None:

@@ -28,7 +28,7 @@ from tandem.report import node_page
 from tandem.report.run_page import render
 from tandem.report.series import MOST, bins, thinned
 from tandem.spec import RunSpec
-from tandem.vocabulary import Kind, SyncMode
+from tandem.vocabulary import Kind, SyncMode, Workload
 
 
 def with_answers(records: RunRecords) -> RunRecords:
@@ -188,6 +188,15 @@ SPECS = [
         fault=Path("/f.toml"), window=7, replays=1, replay_budget=0, self_replays=2, row_cap=9, step_timeout=1e-7,
         peer_timeout=3, batch=1, sequence=8, compute="float32", accumulate="compute", kind=Kind.SWAP,
         optimizer={"learning_rate": 1e-9, "clip_norm": None, "schedule": "constant"},
+    ),
+    RunSpec(workload=Workload.GRADIENT, exchange_mib=3, steps=9),
+    RunSpec(
+        workload=Workload.TRAINING, exact_every=7, exact_mib=0, baseline="seed", checkpoints=Path("/c"), resume=True,
+        checkpoint_every=5, start=Path("/c/reference/5"),
+    ),
+    RunSpec(
+        workload=Workload.FINETUNE, questions=[Path("/q 1.jsonl"), Path("/q2.jsonl")], held_out_percent=33,
+        scoring="letter", packed=True, evaluate_every=4, tokenizer=Path("/t"), weights=Path("/w"),
     ),
 ]  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from quiz import write_quiz
 from real_inputs import mistral_tokenizer, smollm2_dir, task_files
 from tandem.errors import DataError
-from tandem_worker.questions.encode import encode
-from tandem_worker.questions.opened import open_questions
+from tandem_worker.questions.encode import Encoded, encode
+from tandem_worker.questions.opened import Questions, open_questions
 from tandem_worker.questions.tasks import Question, read_tasks
 from tandem_worker.questions.template import Scoring, answers, prompt
 from tandem_worker.tokenizer import check_tokenizer, open_tokenizer
@@ -88,3 +89,31 @@ def test_real_task_files(real: tuple[Path, int], scoring: Scoring) -> None:
     assert both.training.epoch < len(trained) / 2, "packing saves rows"
     for task in tasks:
         whole_texts_agree(list(task.questions[:50]), path, vocab, scoring)
+
+
+def test_each_real_task_alone_is_split_and_read_as_among_the_others(tmp_path: Path) -> None:
+    """The first lines of each, as bytes: a task's questions do not depend on what else is trained on."""
+    tasks = [tmp_path / file.name for file in task_files()]
+    for file, task in zip(task_files(), tasks, strict=True):
+        task.write_text("\n".join(file.read_text(encoding="utf-8").splitlines()[:40]) + "\n", encoding="utf-8")
+
+    def opened(files: list[Path]) -> Questions:
+        return open_questions(
+            files, None, seed=3, batch=2, sequence=512, vocab=256, held_out_percent=20, scoring="mean", packed=False,
+        )  # fmt: skip
+
+    def texts(questions: Iterable[Encoded], task: str) -> dict[str, list[bytes]]:
+        mine = [q for q in questions if q.question.task == task]
+        return {q.question.id: [part.tobytes() for part in (q.prompt, *q.choices)] for q in mine}
+
+    together = opened(tasks)
+    assert {q.question.task for q in together.evaluation.questions} == {task.stem for task in tasks}
+    for task in tasks:
+        alone = opened([task])
+        for mine, among in ((alone.training, together.training), (alone.evaluation, together.evaluation)):
+            assert {q.question.task for q in mine.questions} == {task.stem}
+            assert texts(mine.questions, task.stem) == texts(among.questions, task.stem)
+        assert alone.training.digest != together.training.digest
+        tokens, targets = alone.training.batch(1)
+        assert tokens.shape == targets.shape == (2, 512)
+        assert (targets >= 0).any(axis=1).all()
