@@ -107,7 +107,7 @@ def test_an_export_of_ten_times_the_rows_takes_no_more_memory(
     api: Served, engine: Engine, tmp_path: Path, format: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts that are small against both runs; what both hold at most is a few parts."""
-    monkeypatch.setattr("tandem.export.BATCH", 100)
+    monkeypatch.setattr("tandem.export.BATCH", 50)
     monkeypatch.setattr(export, "CHUNK", 16 << 10)
 
     def peak(rows: int) -> int:
@@ -128,7 +128,7 @@ def test_an_export_of_ten_times_the_rows_takes_no_more_memory(
     with Sink(engine.url.render_as_string(hide_password=False), tmp_path, template, 1) as sink:
         sink.put(mismatch(template, 1))
         assert sink.flush(30)
-    small, large = peak(600), peak(6000)
+    small, large = peak(300), peak(3000)
     assert large < 1.3 * small + (1 << 20), (small, large)
 
 
