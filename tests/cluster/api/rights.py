@@ -11,6 +11,8 @@ from typing import Any
 from chart.rendering import parse, template
 from cluster.api.hands import Hands
 from tandem.kube.client import Kube
+from tandem.kube.paths import LEASES
+from tandem.pairrun import names
 
 RBAC = "rbac.authorization.k8s.io"
 Rule = dict[str, Any]
@@ -32,6 +34,8 @@ class Rights:
             ),
         }
         self.server.kubectl("-n", hands.namespace, "create", "serviceaccount", self.name)
+        # As the chart does: the controller may fill the Lease in, and make none.
+        hands.kube.create(LEASES.path(hands.namespace), {"metadata": {"name": names.LEASE}})
         self.kubeconfig = self._kubeconfig()
         self.kube = Kube.connect(kubeconfig=str(self.kubeconfig), namespace=hands.namespace)
 
