@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,8 +165,9 @@ def test_an_interrupted_assessment_goes_on_with_what_it_had_begun(hands: Hands, 
     sick = hands.node("sick", cordoned=True)
     first = Assessment(hands, sick, tmp_path)
     begun = unfinished(hands)
-    first.process.kill()
-    first.end()
+    first.process.send_signal(signal.SIGINT)
+    code, out, err = first.end()
+    assert (code, out, err.splitlines()[-1]) == (130, "", "interrupted")
     again = Assessment(hands, sick, tmp_path)
     line = ""
     assert again.process.stderr is not None
