@@ -19,7 +19,7 @@ from tandem.cli.output import DbOption, JsonOption, database, emit_json, note, s
 from tandem.errors import SetupError, UsageError
 from tandem.pairrun.names import FINISHED
 from tandem.spec import RunSpec, validate
-from tandem.vocabulary import Kind
+from tandem.vocabulary import Kind, Verdict
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
@@ -170,9 +170,8 @@ def _uncounted(engine: Engine, node: str, done: Followed) -> str:
             return f"the null control {name} took {node} itself: quarantine it (kubectl cordon {node}) and call again"
         return ""
     finished = status.condition(FINISHED)
-    reason = status.reason or (finished.reason if finished else "no reason")
-    message = status.message or (finished.message if finished else "")
-    told = f"{reason}: {message}" if message else reason
+    message = status.message or (finished.message if finished else "") or status.reason or "no reason was given"
+    told = formats.clean(message.removeprefix(f"{Verdict.INCONCLUSIVE}: "), 500)
     if status.attempts:
         return f"PairRun {name} ended ({told}), and this database has no run of it: give the controller's with --db"
     return f"PairRun {name} ended without a run ({told}): mend that first"
