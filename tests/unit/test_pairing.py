@@ -565,3 +565,12 @@ def test_a_pods_use_is_what_the_scheduler_counts() -> None:
 def test_a_node_whose_object_lacks_everything_is_read_as_not_ready() -> None:
     found = node_from({"metadata": {"name": "bare"}})
     assert (found.name, found.ready, found.taints) == ("bare", False, ())
+
+
+@pytest.mark.parametrize(("tp", "final"), [(3, True), (8, False)])
+def test_what_no_suspect_can_ever_do_is_final(tp: int, final: bool) -> None:
+    """As with one suspect: a run that waits for what cannot come is told so."""
+    seen = world(node("sick-1", gpus=8, cordoned=True), node("sick-2", gpus=8, cordoned=True))
+    found = none(seen, workload={"model": "paper-16l", "tp": tp})
+    assert found.final is final
+    assert (found.reason == "ImpossibleTP") is final

@@ -108,6 +108,13 @@ def choose(spec: PairRunSpec, world: World, policy: Policy) -> Pairing | NoPairi
         return NoPairing(why_not[0].reason, why_not[0].message, tuple(passed), why_not[0].final)
     if why_not:
         names = ", ".join(p.node for p in passed if p.role == Role.SUSPECT)
+        if all(each.final for each in why_not):  # waiting helps none of them
+            return NoPairing(
+                why_not[0].reason,
+                f"none of the suspects {names} will do: {why_not[0].message}",
+                tuple(passed),
+                final=True,
+            )
         return NoPairing("NoPartner", f"none of the suspects {names} has a partner", tuple(passed))
     return _no_suspect(spec, passed)
 
