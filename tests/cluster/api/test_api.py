@@ -342,7 +342,7 @@ def test_a_quota_that_is_used_up_is_told(api: Served, cluster: Cluster) -> None:
 
 def test_candidates_of_the_cluster(api: Served, cluster: Cluster) -> None:
     """With why that reference, and why no other node."""
-    cluster._node(other := f"other-{cluster.namespace}", cordoned=True)
+    cluster.node(other := f"other-{cluster.namespace}", cordoned=True)
     try:
         found = {c["node"]: c for c in api.get("/v1/candidates")["candidates"]}
         wanted = {c.node: c for c in of_world(world(cluster.kube, print), read_policy({}))}
