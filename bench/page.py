@@ -17,7 +17,8 @@ _HEAD = """# Benchmarks
 part of the name before the dot. What is compared runs in one process, or in one long-living pair of worker processes,
 and takes turns in a seeded random order; a ratio is taken within each turn, and the value is the median of the ratios.
 The range holds the one-sided 95 % bounds of the value (for a median: the sign test). A row falls short only where the
-whole range lies beyond its bound.
+whole range lies beyond its bound. What the text below describes and the table does not have was not measured since it
+came, or since what it measures was changed.
 
 """
 
