@@ -73,7 +73,7 @@ def test_exports_that_are_read_slowly_hold_up_no_report_and_end(
     cut off where everybody sees that the file is not whole, and the next is served."""
     monkeypatch.setattr(export, "CHUNK", 4096)  # so that a small file does not fit into what lies between
     path = f"/v1/runs/{long_run}/export/mismatches"
-    with serving(database, export_seconds=2) as api, ExitStack() as open_:
+    with serving(database, export_seconds=10) as api, ExitStack() as open_:
         (listening,) = api.server.servers[0].sockets
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         lazy = [open_.enter_context(socket.socket()) for _ in range(EXPORTS_AT_ONCE)]
