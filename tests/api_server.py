@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import shutil
 import tempfile
 import threading
@@ -18,7 +17,6 @@ from typing import Any
 import httpx2
 from fastapi import FastAPI
 
-from tandem.db.engine import open_connection, parse
 from tandem_api.app import create_app
 from tandem_api.launch.launcher import Launcher
 from tandem_api.launch.local import LocalLauncher
@@ -125,18 +123,6 @@ def serving(
         if folder is None:
             shutil.rmtree(mine)
     assert not failed, failed
-
-
-@contextmanager
-def own_database(server: str) -> Iterator[str]:
-    """URL of a fresh database, schema at head, for as long as the caller likes."""
-    name = f"test_{os.urandom(6).hex()}"
-    admin = parse(server).set(drivername="postgresql", database="postgres").render_as_string(False)
-    with open_connection(admin) as conn:
-        conn.autocommit = True
-        conn.execute(f"CREATE DATABASE {name} TEMPLATE tandem")
-        yield parse(server).set(drivername="postgresql", database=name).render_as_string(False)
-        conn.execute(f"DROP DATABASE {name} WITH (FORCE)")
 
 
 @dataclass

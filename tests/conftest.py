@@ -71,7 +71,7 @@ def database_url(database_server: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def module_database_url(database_server: str) -> Iterator[str]:
+def database(database_server: str) -> Iterator[str]:
     """URL of a fresh database that the tests of a module share."""
     with fresh_database(database_server) as url:
         yield url

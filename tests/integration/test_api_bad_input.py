@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import httpx2
 import pytest
 from sqlalchemy import Engine
 
-from api_server import TOKEN, Served, is_problem, own_database, serving
+from api_server import DEADLINE_S, TOKEN, Served, is_problem, serving
 from db_samples import make_run, scalar
 from node_runs import BEGAN, HOUR, node_run, store_run
 from tandem.db.engine import connect
@@ -24,12 +25,6 @@ EVIL = [
     "'; DROP TABLE runs; --", "<script>alert(1)</script>", "\u202egpj.exe", "../../etc/passwd", "%00", "a" * 253,
     "$(id)", "\\u0000", "{{7*7}}", "😀", "ﬀ", "\x7f", "x' OR '1'='1",
 ]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def database(database_server: str) -> Iterator[str]:
-    with own_database(database_server) as url:
-        yield url
 
 
 @pytest.fixture
@@ -126,6 +121,24 @@ def test_bodies_that_are_too_large(api: Served) -> None:
 
     answer = api.client.post("/v1/runs", content=chunks(), headers={"Content-Type": "application/json"})
     is_problem(answer, 413, "too-large")
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["told", "chunked"])
+def test_who_still_sends_a_body_that_is_refused_sees_why(api: Served, told: bool) -> None:
+    """A server that closes before a client that sends makes the network throw its answer away."""
+    address = urlsplit(api.url)
+    head = f"POST /v1/runs HTTP/1.1\r\nHost: {address.netloc}\r\nAuthorization: Bearer {TOKEN}\r\n"
+    size = "Content-Length: 200000" if told else "Transfer-Encoding: chunked"
+    head += f"Content-Type: application/json\r\n{size}\r\n\r\n"
+    piece = b" " * 10_000 if told else b"2710\r\n" + b" " * 10_000 + b"\r\n"
+    with socket.create_connection((address.hostname, address.port), timeout=DEADLINE_S) as client:
+        client.sendall(head.encode())
+        for _ in range(20):
+            client.sendall(piece)
+            select.select([client], [], [], 0.02)  # time for a hasty answer
+        if not told:
+            client.sendall(b"0\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 413"
 
 
 @pytest.mark.parametrize("key", ["", "with space", "ü", "x" * 256, "tab\there"], ids=repr)

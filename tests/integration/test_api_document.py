@@ -23,7 +23,8 @@ from schemathesis.checks import CHECKS
 from sqlalchemy import text
 
 import tandem_api.app
-from api_server import DEADLINE_S, TOKEN, Served, own_database, serving
+from api_server import DEADLINE_S, TOKEN, Served, serving
+from databases import fresh_database
 from node_runs import BEGAN, HOUR, node_run, store_run
 from tandem.db.engine import connect
 from tandem_api import openapi
@@ -109,7 +110,7 @@ class Waiting(LocalLauncher):
 @pytest.fixture(scope="module")
 def api(database_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server whose records have the run and the node of the document's examples."""
-    with own_database(database_server) as url, pytest.MonkeyPatch.context() as patch:
+    with fresh_database(database_server) as url, pytest.MonkeyPatch.context() as patch:
         # Fuzzers try wrong credentials of each kind at each address, by the hundred.
         patch.setattr(tandem_api.app, "STRANGERS", (10_000, 10_000))
         engine = connect(url)

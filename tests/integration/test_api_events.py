@@ -16,7 +16,7 @@ from sqlalchemy import Engine
 from api_server import TOKEN, SentEvent, Served, is_problem, serving, watching
 from db_samples import make_run, mismatch, some_records, step
 from tandem.db import store
-from tandem.db.engine import connect, open_connection
+from tandem.db.engine import open_connection
 from tandem.db.sink import Sink
 from tandem.records import Record
 from tandem.vocabulary import AttemptState
@@ -24,13 +24,6 @@ from tandem_api.live.events import AFTER_ROWS, AFTER_STEPS, LAST, ROWS, Place, p
 from tandem_api.live.read import BATCH
 
 FAST = {"poll_seconds": 0.05, "ping_seconds": 0.2}
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

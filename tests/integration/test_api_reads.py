@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine
 
-from api_server import Served, is_problem, own_database, serving
+from api_server import Served, is_problem, serving
+from databases import fresh_database
 from node_runs import BEGAN, HOUR, drift, gradient, node_run, store_run
 from sample_runs import sample_run
 from tandem.cli.app import main
@@ -73,7 +74,7 @@ FLEET = [
 @pytest.fixture(scope="module")
 def database(database_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A database of the module's own that holds all runs; nothing here writes."""
-    with own_database(database_server) as url:
+    with fresh_database(database_server) as url:
         engine = connect(url)
         spool = tmp_path_factory.mktemp("spool")
         for records in (BAD, SYNTHETIC):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,18 +13,10 @@ from sqlalchemy import Engine, text
 from db_samples import scalar
 from node_runs import BEGAN, HOUR, drift, gradient, node_run, store_run
 from tandem.cli.app import main
-from tandem.db.engine import connect
 from tandem.db.profiles import load_node
 from tandem.node_json import to_json
 
 Tandem = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

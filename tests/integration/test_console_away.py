@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from api_server import TOKEN, own_database, serving
+from api_server import TOKEN, serving
+from databases import fresh_database
 from node_runs import BEGAN, HOUR, node_run, store_run
 from tandem.db.engine import connect, open_connection, parse
 from tandem_api.launch.local import LocalLauncher
@@ -22,7 +23,7 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def database(database_server: str) -> Iterator[str]:
     """A node that corrupts, found by two references."""
-    with own_database(database_server) as url:
+    with fresh_database(database_server) as url:
         engine = connect(url)
         for seed, reference in enumerate(("gpu-3", "gpu-4")):
             store_run(engine, node_run(suspect="gpu-17", reference=reference, hits={4: 12}, seed=seed,
@@ -42,7 +43,7 @@ def browser() -> Iterator[object]:
 def test_what_is_empty_says_so_and_what_to_do(browser, database_server: str) -> None:
     from console import sign_in, violations
 
-    with own_database(database_server) as empty, serving(empty) as api:
+    with fresh_database(database_server) as empty, serving(empty) as api:
         sign_in(browser, api.url, TOKEN)
         for path, words in {
             "/": "No run has said anything about a node yet.", "/console/runs": "There is no run yet.",

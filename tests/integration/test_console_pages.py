@@ -12,7 +12,8 @@ import msgspec
 import pytest
 from sqlalchemy import Engine
 
-from api_server import TOKEN, Served, own_database, serving
+from api_server import TOKEN, Served, serving
+from databases import fresh_database
 from node_runs import BEGAN, HOUR, node_run, store_run
 from sample_runs import sample_run
 from tandem.db.engine import connect
@@ -28,7 +29,7 @@ LOADED = "document.querySelector('#report section') && document.querySelector('#
 @pytest.fixture(scope="module")
 def database(database_server: str) -> Iterator[str]:
     """A fleet of every verdict; one node has a name that would break out of a page or a query."""
-    with own_database(database_server) as url:
+    with fresh_database(database_server) as url:
         engine = connect(url)
         for seed, (suspect, reference, kind, hits) in enumerate([
             ("gpu-17", "gpu-3", "suspect", {4: 12, 5: 3}), ("gpu-17", "gpu-4", "suspect", {7: 40}),

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from api_server import TOKEN, Served, is_problem, own_database, serving
+from api_server import TOKEN, Served, is_problem, serving
 from tandem_api.console import files
 from tandem_api.console.shell import POLICY, SIGN_IN
 
@@ -22,12 +22,6 @@ PAGES = [
     "/console/nodes/gpu-1",
     "/console/runs/0199a1b2-3c4d-7e5f-8a6b-7c8d9e0f1a2b",
 ]
-
-
-@pytest.fixture(scope="module")
-def database(database_server: str) -> Iterator[str]:
-    with own_database(database_server) as url:
-        yield url
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
@@ -18,13 +17,6 @@ from tandem.errors import DatabaseError
 from tandem.pairrun import names
 from tandem.vocabulary import AttemptState
 from tandem_controller.verdicts import Verdicts
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 def verdicts(engine: Engine, cluster: str = "here") -> Verdicts:

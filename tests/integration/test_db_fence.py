@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,6 @@ from sqlalchemy import Engine, text
 
 from db_samples import make_run, run_row, scalar
 from tandem.db import liveness, queries, store
-from tandem.db.engine import connect
 from tandem.db.fence import Fence, Fenced, newest
 from tandem.errors import DatabaseError
 from tandem.ids import new_run_id
@@ -24,13 +23,6 @@ from tandem.records import AttemptRow
 from tandem.vocabulary import AttemptState
 
 SUPERVISOR = liveness.controller_identity("tandem", "sick", "u-1")
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 def new_id() -> UUID:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -21,13 +20,6 @@ from tandem.errors import DatabaseError
 from tandem.ids import new_run_id
 from tandem.records import AttemptRow, Record
 from tandem.vocabulary import AttemptState, Cause
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 def deliver(url: str, folder: Path, run_id: UUID, attempt: int, records: list[Record]) -> None:

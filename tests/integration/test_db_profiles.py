@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +15,6 @@ from sqlalchemy.exc import DBAPIError
 from db_samples import make_run, scalar, some_records
 from node_runs import BEGAN, HOUR, gradient, node_run, store_run, write
 from tandem.db import migrate, queries, store
-from tandem.db.engine import connect
 from tandem.db.partitions import Month, drop_partitions_older_than
 from tandem.db.profiles import catch_up, clear, load_fleet, load_node
 from tandem.db.sink import Sink
@@ -23,13 +22,6 @@ from tandem.errors import UsageError
 from tandem.records import RunRecords
 from tandem.run_profile import profile_run
 from tandem.vocabulary import ControlName, NodeVerdict, Role
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 def corrupting(engine: Engine) -> list[RunRecords]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,19 +23,12 @@ from db_samples import make_run, run_row, scalar, some_records
 from tandem.cli.app import main
 from tandem.db import migrate, store
 from tandem.db.check import check
-from tandem.db.engine import connect, one_line, open_connection
+from tandem.db.engine import one_line, open_connection
 from tandem.db.models import PARTITIONED, Base
 from tandem.db.partitions import Month, created, drop_partitions_older_than, ensure_partitions
 from tandem.db.sink import Sink
 from tandem.errors import DatabaseError
 from tandem.ids import new_run_id
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 def is_ours(item: SchemaItem, name: str | None, kind: str, reflected: bool, compared: SchemaItem | None) -> bool:

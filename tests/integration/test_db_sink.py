@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
 
@@ -25,13 +25,6 @@ from tandem.db.spool import Spool, frame, header
 from tandem.errors import DatabaseError
 from tandem.ids import new_run_id
 from tandem.records import AttemptRow, Record
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from uuid import UUID
 
@@ -15,19 +14,11 @@ from sqlalchemy import Engine
 
 from db_samples import make_run, mismatch, run_row, scalar, some_records, step
 from tandem.db import liveness, queries, store
-from tandem.db.engine import connect
 from tandem.db.sink import Sink
 from tandem.errors import DatabaseError
 from tandem.ids import new_run_id
 from tandem.records import ControlRecord, Record, RunRecords
 from tandem.vocabulary import AttemptState, ControlName, Role
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 def deliver(url: str, folder: Path, run_id: UUID, records: list[Record]) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ from sqlalchemy import Engine, event
 from db_samples import make_run
 from node_runs import HOUR, node_run, store_run
 from prometheus import lint, until
-from tandem.db.engine import connect
 from tandem.db.nodes import read_fleet
 from tandem.errors import DatabaseError
 from tandem.metrics_fleet import (
@@ -31,13 +29,6 @@ from tandem.metrics_fleet import (
 from tandem.vocabulary import ControlName
 
 NOW = time.time()
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 def told(collector: FleetGauges) -> dict[str, float]:

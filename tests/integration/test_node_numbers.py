@@ -58,7 +58,7 @@ class Node:
 
 
 @pytest.fixture(scope="module")
-def node(module_database_url: str) -> Node:
+def node(database: str) -> Node:
     runs = [
         rich_run(1, reference="r1"), rich_run(2, reference="r2", steps=45, hours=2.5), rich_run(3, reference="r1"),
         noisy_run(4, reference="r1"), noisy_run(5, reference="r2", steps=25), drifting_run(6, reference="r1"),
@@ -69,13 +69,13 @@ def node(module_database_url: str) -> Node:
         rich_run(10, missing=[ControlName.POSITIVE_START]), rich_run(11, reference="sick", suspect="other"),
         node_run(kind="null", suspect="well-1", reference="well-2"),
     ]  # fmt: skip
-    counted = store(module_database_url, *runs)
-    store(module_database_url, *others)
-    page = tandem("report", "sick", "-o", "-", "--db", module_database_url)
+    counted = store(database, *runs)
+    store(database, *others)
+    page = tandem("report", "sick", "-o", "-", "--db", database)
     return Node(
-        json.loads(tandem("node", "sick", "--json", "--db", module_database_url)),
+        json.loads(tandem("node", "sick", "--json", "--db", database)),
         page,
-        read(module_database_url, counted),
+        read(database, counted),
         counted,
     )
 
@@ -363,13 +363,13 @@ def test_drift(node: Node) -> None:
 # -- bounds --------------------------------------------------------------------------------------------
 
 
-def test_what_a_clean_node_excludes(module_database_url: str) -> None:
+def test_what_a_clean_node_excludes(database: str) -> None:
     runs = [
         node_run(suspect="fine", workload=w, steps=n, hours=h, seed=n, began=BEGAN + n * HOUR)
         for w, n, h in (("submodule", 30, 3.0), ("gradient", 50, 2.0), ("submodule", 70, 4.5))
     ]
-    rows = read(module_database_url, store(module_database_url, *runs))
-    shown = json.loads(tandem("node", "fine", "--json", "--db", module_database_url))
+    rows = read(database, store(database, *runs))
+    shown = json.loads(tandem("node", "fine", "--json", "--db", database))
     steps = sum(s[1] > 0 for s in rows.steps)
     hours = sum(c[1] for c in rows.closings) / 3600
     elements = sum(c[1] for s in rows.steps for c in s[2].values())

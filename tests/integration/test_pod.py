@@ -14,16 +14,8 @@ from db_samples import scalar
 from pods import DEADLINE_S, Pair, until
 from tandem.attempt import devices_of_node
 from tandem.db import queries
-from tandem.db.engine import connect
 from tandem.vocabulary import POD_EXIT_INCONCLUSIVE, POD_EXIT_MATCH, POD_EXIT_MISMATCH, Role
 from tandem.worker_io import KeyFile
-
-
-@pytest.fixture
-def engine(database_url: str) -> Iterator[Engine]:
-    engine = connect(database_url)
-    yield engine
-    engine.dispose()
 
 
 @pytest.fixture

@@ -65,8 +65,7 @@ class Nodes:
             Problem: 404: no run names it; or as the store's.
         """
         seen = await self._store.ask(rows_of, name)
-        lock = self._making.get(name) or self._making.setdefault(name, asyncio.Lock())
-        async with lock:  # many ask for the same
+        async with self._making.setdefault(name, asyncio.Lock()):  # many ask for the same
             answer = self._kept.get(name)
             if answer is None or answer.rows != seen:
                 answer = await self._store.whole(_made, name)

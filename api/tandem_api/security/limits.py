@@ -7,6 +7,7 @@ import ipaddress
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -33,6 +34,10 @@ HTML_POLICY = (
 """Content-Security-Policy of reports: they hold styles and pictures, and no script."""
 CONNECTIONS = 2000
 """At once; requests of those beyond are answered 503."""
+DRAINED, DRAINED_S = 1 << 20, 2.0
+"""Bytes and seconds of a refused body that are still taken: a client that sends, while its connection is closed before
+it, may never see the answer.
+"""
 CROWDED_S = 5
 """What they are told to wait."""
 LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "[::1]")
@@ -80,6 +85,8 @@ class Door:
             raise Problem(422, "validation", "a NUL character is in the address")
         length = headers.get("content-length")
         if length is not None and length.isdigit() and int(length) > settings.body_limit:
+            if "expect" not in headers:  # else it sends nothing before it is asked to
+                await _drain(receive)
             raise self._too_large()
         if scope["method"] in _BODILESS:
             await self.app(scope, receive, send)
@@ -100,11 +107,25 @@ class Door:
             if body.refused is None or started:
                 raise
         if body.refused is not None and not started:
+            if body.refused.status == 413:
+                await _drain(receive)
             raise body.refused
 
     def _too_large(self) -> Problem:
         limit = self.settings.body_limit
         return Problem(413, "too-large", f"the body is larger than {limit} bytes", headers={"Connection": "close"})
+
+
+async def _drain(receive: Receive) -> None:
+    """Take what a client still sends, within bounds."""
+    left = DRAINED
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DRAINED_S):
+            while left > 0:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body", False):
+                    return
+                left -= len(message.get("body", b""))
 
 
 class _Body:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from tandem.spec import RunSpec
 from tandem.vocabulary import Workload
 
 WorkloadOption = Annotated[Workload | None, typer.Option(help="What the pair runs.  [default: submodule]")]
@@ -89,3 +91,8 @@ KubeconfigOption = Annotated[
 TimeoutOption = Annotated[
     float | None, typer.Option(min=0, metavar="SECONDS", help="Stop watching after this long.  [default: never]")
 ]
+
+
+def asked(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a command's arguments (its ``locals()``) those that are fields of a run's spec and were given."""
+    return {name: value for name in RunSpec.model_fields if (value := arguments.get(name)) not in (None, [])}

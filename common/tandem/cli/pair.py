@@ -78,18 +78,11 @@ def pair(
 
     Exit codes: 0 match, 1 mismatch found, 2 inconclusive or not able to run, 64 wrong usage.
     """
+    asked = f.asked(locals())
     from tandem.kube.client import Kube
 
-    asked = {
-        "workload": workload, "model": model, "weights": weights, "data": data or None, "tokenizer": tokenizer,
-        "tp": tp, "steps": steps, "duration": duration, "seed": seed, "sync": sync, "window": window,
-        "fault": fault, "batch": batch, "sequence": sequence, "compute": compute, "exchange_mib": exchange_mib,
-        "exact_every": exact_every, "baseline": baseline, "checkpoints": checkpoints,
-        "checkpoint_every": checkpoint_every, "resume": resume, "start": start, "questions": questions or None,
-        "held_out_percent": held_out_percent, "scoring": scoring, "packed": packed, "evaluate_every": evaluate_every,
-    }  # fmt: skip
     kind = _kind(node, null=null, swap=swap)
-    spec = pairrun_spec(kind, node, reference, {k: v for k, v in asked.items() if v is not None})
+    spec = pairrun_spec(kind, node, reference, asked)
     kube = Kube.connect(kubeconfig=kubeconfig, context=context, namespace=namespace)
     for each in (node, reference):
         if each is not None:

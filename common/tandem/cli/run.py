@@ -70,15 +70,7 @@ def run(
 
     Exit codes: 0 match, 1 mismatch found, 2 inconclusive or not able to run, 64 wrong usage.
     """
-    flags = {
-        "workload": workload, "kind": kind, "model": model, "weights": weights, "data": data or None,
-        "tokenizer": tokenizer, "tp": tp, "steps": steps, "duration": duration, "seed": seed, "sync": sync,
-        "window": window, "fault": fault, "batch": batch, "sequence": sequence, "compute": compute,
-        "exchange_mib": exchange_mib, "exact_every": exact_every, "baseline": baseline, "checkpoints": checkpoints,
-        "checkpoint_every": checkpoint_every, "resume": resume, "start": start, "questions": questions or None,
-        "held_out_percent": held_out_percent, "scoring": scoring, "packed": packed, "evaluate_every": evaluate_every,
-    }  # fmt: skip
-    asked = read_spec(spec, {k: v for k, v in flags.items() if v is not None})
+    asked = read_spec(spec, f.asked(locals()))
     if dry_run:
         _only_dry(ctx, {"db": "--db", "run_id": "--run-id", "metrics_port": "--metrics-port", "json": "--json"})
         say(as_pairrun(asked).rstrip())
