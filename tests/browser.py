@@ -98,7 +98,8 @@ class Tab:
 
     def pause(self) -> None:
         """Let the page go on for a moment; events of the browser are taken meanwhile."""
-        self._call("Runtime.evaluate", expression="new Promise(r => setTimeout(r, 50))", awaitPromise=True)
+        with suppress(AssertionError):  # the page is gone for another, and its promises with it
+            self._call("Runtime.evaluate", expression="new Promise(r => setTimeout(r, 50))", awaitPromise=True)
 
     def text(self) -> str:
         """What is to be read on the page."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,26 @@ def test_the_first_end_counts(tmp_path: Path) -> None:
     log.ended(Failed("hung_step", "no progress"))
     log.ended(Failed("killed", "a signal"))
     assert json.loads(last.read_text())["reason"] == "hung_step"
+
+
+def test_a_second_end_waits_until_the_first_is_written(tmp_path: Path) -> None:
+    """Whoever ended second exits the process at once: a message half written would be lost with it."""
+    log, stream, last = pod_log(tmp_path)
+    os.mkfifo(last)  # takes nothing until somebody reads
+    ends = [
+        threading.Thread(target=log.ended, args=(Failed(reason, ""),), daemon=True)
+        for reason in ("stopped_early", "killed")
+    ]
+    ends[0].start()
+    while "ends: stopped_early" not in stream.getvalue():
+        ends[0].join(0.01)
+    ends[1].start()
+    ends[1].join(0.3)
+    assert ends[1].is_alive()
+    assert json.loads(last.read_text())["reason"] == "stopped_early"
+    for end in ends:
+        end.join(30)
+        assert not end.is_alive()
 
 
 def test_without_the_file_nothing_is_made(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ class PodLog:
         self._role, self._secrets = role, sorted({s for s in secrets if s}, key=len, reverse=True)
         self._stream, self._last_message = stream or sys.stderr, last_message
         self._clock, self._wall = clock, wall
-        self._lock = threading.Lock()
+        self._lock, self._ending = threading.Lock(), threading.Lock()
         self._shown: tuple[str, float] = ("", -LOG_EVERY_S)
         self._ended = False
 
@@ -139,16 +139,16 @@ class PodLog:
             self.log(line)
 
     def ended(self, end: Failed) -> None:
-        with self._lock:
+        with self._ending:  # whoever comes second exits once it is back: the first's message is written by then
             if self._ended:
                 return
             self._ended = True
-        self.log(f"ends: {end.reason}: {end.message}")
-        if self._last_message.exists():
-            try:
-                self._last_message.write_text(self._last(end), encoding="utf-8")
-            except OSError as error:
-                self.log(f"{self._last_message} cannot be written ({error.strerror})")
+            self.log(f"ends: {end.reason}: {end.message}")
+            if self._last_message.exists():
+                try:
+                    self._last_message.write_text(self._last(end), encoding="utf-8")
+                except OSError as error:
+                    self.log(f"{self._last_message} cannot be written ({error.strerror})")
 
     def clean(self, text: str) -> str:
         """Without anything secret."""
