@@ -85,15 +85,16 @@ class Pair:
 
 
 @given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(8, 200), st.integers(4, 64),
+    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(8, 200), st.integers(4, 64), st.integers(1, 200),
     st.sets(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 9))),
 )  # fmt: skip
 def test_pieces_are_the_tensors(
-    sizes: list[int], exchange_bytes: int, piece: int, bad: set[tuple[int, int, int]]
+    sizes: list[int], exchange_bytes: int, piece: int, apart: int, bad: set[tuple[int, int, int]]
 ) -> None:
     """Some pieces arrive changed the first time, while later ones are under way already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE", piece)
+        patch.setattr(pieces, "APART", apart)
         pair = Pair(sizes, exchange_bytes, lambda place, time: time == 1 and place in bad)
         pair.fetch()
     assert pair.transport == [True] * len(pair.transport)
@@ -115,6 +116,19 @@ def test_small_tensors_share_a_piece_and_several_are_under_way() -> None:
     assert (waiting.index, waiting.start, more) == (2, 0, [])
     for output in range(1, 10):
         list(exchange.pieces(output, 0))
+
+
+def test_a_large_tensor_is_sent_from_where_it_lies() -> None:
+    """Its pieces have one part each: nothing is copied beside anything."""
+    sizes = [8, pieces.APART // 2, 8, pieces.PIECE // 2 + 1, 8]  # of bfloat16, the large ones
+    pair = Pair(sizes, 64 << 20, lambda *_: False)
+    wants: list[f.Want] = []
+    answer = pair.channel.send
+    pair.channel.send = lambda want: (wants.append(want), answer(want))
+    pair.fetch()
+    large = [want for want in wants if any(sizes[output] > 8 for output, *_ in want.parts)]
+    assert [len(want.parts) for want in large] == [1] * 6
+    assert len(wants) == 6 + 3
 
 
 def test_digests_of_pieces_tell_any_changed_byte() -> None:

@@ -1,7 +1,8 @@
 """Tensors of the suspect's, piece by piece: memory is bounded by ``exchange_mib``, whatever their size.
 
-A piece is cut from the tensors one behind another, so that small ones share one, and pieces are asked for ahead: the
-suspect reads one, the network carries others and the reference checks and measures another at the same time.
+Small tensors, one behind another, share a piece; a large one has its own, which the suspect sends from where it lies.
+Pieces are asked for ahead: the suspect reads one, the network carries others and the reference checks and measures
+another at the same time.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tandem_worker.lockstep.transfer import piece_digest
 
 PIECE = f.CHUNK
 """Most bytes of a piece: one message of the link, which is taken as it came, without a copy."""
+APART = 512 << 10
+"""Bytes from which on a tensor shares no piece: copying it would cost more than a message does."""
 
 Place = tuple[int, int]
 """(output, rank)."""
@@ -84,12 +87,16 @@ class Exchange:
         room = largest
         for output, rank in places:
             start, elements, width = 0, self._execution.op.sites[output].elements, self._dtype(output).itemsize
+            apart = elements * width >= APART
+            if apart and parts:
+                yield _Piece(parts, largest - room)
+                parts, room = [], largest
             while start < elements:
                 count = min(max(room // width, 0 if parts else 1), elements - start)
                 if count:
                     parts.append((output, rank, start, count))
                     start, room = start + count, room - count * width
-                if start < elements or len(parts) == f.PARTS:
+                if start < elements or apart or len(parts) == f.PARTS:
                     yield _Piece(parts, largest - room)
                     parts, room = [], largest
         if parts:
