@@ -26,12 +26,12 @@ import msgspec
 
 from bench.devices import use_devices
 from bench.options import Options
-from tandem import published
-from tandem.fault_files import load_profile
-from tandem.fault_profile import FaultProfile
-from tandem.faults import no_rows, rows
+from tandem.faults.files import load_profile
+from tandem.faults.injection import no_rows, rows
+from tandem.faults.profile import FaultProfile
 from tandem.formats import scientific
-from tandem.paper_events import ClassTotals, Measured, measured
+from tandem.paper import published
+from tandem.paper.events import ClassTotals, Measured, measured
 from tandem.vocabulary import Module, Phase
 
 Column = tuple[Phase, Module]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.faults import FaultProfile, rows
+from tandem.faults.injection import FaultProfile, rows
 from tandem.sites import Site
 from tandem.spec import validate
 from tandem.vocabulary import Module, Phase

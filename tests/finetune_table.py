@@ -14,8 +14,8 @@ import pytest
 
 from tandem.records import EvaluationRecord, RunRecords
 from tandem.report.run_page import render
-from tandem.summary import summarise
-from tandem.summary_json import to_json
+from tandem.runs.as_json import to_json
+from tandem.runs.summary import summarise
 
 ARMS = ("reference", "suspect", "baseline")
 

@@ -8,7 +8,7 @@ import msgspec
 
 from node_runs import BEGAN, HOUR, drift, gradient, node_run
 from tandem.records import ClassCounts, GradientRecord, MismatchRecord, RunRecords
-from tandem.verdict import decide
+from tandem.runs.verdict import decide
 from tandem.vocabulary import Cause, Extent, Module, Phase, ReplayClass
 
 LAYERS, RANKS, WIDTHS = 4, 2, {"out": 16, "dx": 16, "dw": 32}

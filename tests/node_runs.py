@@ -10,7 +10,6 @@ import msgspec
 from sqlalchemy import Engine
 
 from tandem import recovery
-from tandem.conclusive import REQUIRED_PARITY, REQUIRED_PROGRAMS
 from tandem.db import store, writer
 from tandem.db.engine import open_connection
 from tandem.ids import new_run_id
@@ -27,7 +26,8 @@ from tandem.records import (
     RunRow,
     StepRecord,
 )
-from tandem.verdict import decide
+from tandem.runs.conclusive import REQUIRED_PARITY, REQUIRED_PROGRAMS
+from tandem.runs.verdict import decide
 from tandem.vocabulary import Cause, ControlName, Extent, Module, Phase, ReplayClass, Role
 
 BEGAN = 1_790_000_000.0

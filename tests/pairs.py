@@ -16,7 +16,7 @@ from uuid import UUID, uuid4
 
 import jax
 
-from tandem.faults import FaultProfile, can_act, check_profile
+from tandem.faults.injection import FaultProfile, can_act, check_profile
 from tandem.records import (
     AttemptRow,
     ClosingRecord,

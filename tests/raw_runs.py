@@ -1,7 +1,7 @@
 """Small runs made from raw tensors: the records beside the very arrays that they are of.
 
-What a worker measures goes through `tandem.statistics`; what a page shows of it can so be computed anew from the
-arrays, by another path.
+What a worker measures goes through `tandem.statistics.mismatch`; what a page shows of it can so be computed anew from
+the arrays, by another path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tandem.records import (
 )
 from tandem.report.run_page import render
 from tandem.sites import Site
-from tandem.statistics import compare
+from tandem.statistics.mismatch import compare
 from tandem.vocabulary import Cause, ControlName, Module, Phase, ReplayClass, Role
 
 STEPS, LAYERS, TP = 40, 3, 2

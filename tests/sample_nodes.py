@@ -5,15 +5,15 @@ from __future__ import annotations
 from uuid import UUID
 
 from sample_runs import CREATED
-from tandem.drift import DriftLine
-from tandem.frequency import per_element, per_step, sums
 from tandem.ids import new_run_id
-from tandem.node_profile import ClassProfile, DeviceProfile, NodeProfile, RunLine
-from tandem.node_verdict import NodeDecision, RunFacts
-from tandem.noise import LeafNoise, Noise
-from tandem.run_profile import TimelineBin
-from tandem.summary_parts import MapRow, bound
-from tandem.timing import Timing, timing
+from tandem.nodes.profile import ClassProfile, DeviceProfile, NodeProfile, RunLine
+from tandem.nodes.run_profile import TimelineBin
+from tandem.nodes.verdict import NodeDecision, RunFacts
+from tandem.runs.parts import MapRow, bound
+from tandem.statistics.drift import DriftLine
+from tandem.statistics.frequency import per_element, per_step, sums
+from tandem.statistics.noise import LeafNoise, Noise
+from tandem.statistics.timing import Timing, timing
 from tandem.vocabulary import NodeVerdict
 
 

@@ -27,7 +27,7 @@ MEASURED_BLOCKS = 5
 def measure(options: Options) -> list[Row]:
     """Between the same two processes, in turns: by the engine's pieces, and as bare messages of the same bytes."""
     use_devices(options.tp)
-    from tandem.statistics import Pieces
+    from tandem.statistics.mismatch import Pieces
     from tandem_worker.link import frames as f
     from tandem_worker.lockstep.norms import Norms
     from tandem_worker.lockstep.pieces import PIECE, Exchange

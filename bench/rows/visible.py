@@ -21,7 +21,7 @@ from bench.stats import quantile
 from tandem.db.embedded import embedded_database
 from tandem.db.engine import connect, open_connection
 from tandem.db.sink import Sink
-from tandem.faults import load_profile
+from tandem.faults.injection import load_profile
 
 POLL_S = 0.005
 LAST_S = 10.0

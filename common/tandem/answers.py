@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tandem.bounds import CONFIDENCE, beta_cdf, interval
 from tandem.records import EvaluationRecord
+from tandem.statistics.bounds import CONFIDENCE, beta_cdf, interval
 from tandem.vocabulary import Arm
 
 Interval = tuple[float, float]
@@ -33,7 +33,7 @@ class Share:
     share: float | None
     """None for no questions."""
     interval: Interval
-    """Clopper-Pearson, Wilson for very large counts (`tandem.bounds.interval`); (0, 1) for no questions."""
+    """Clopper-Pearson, Wilson for very large counts (`tandem.statistics.bounds.interval`); (0, 1) for no questions."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tandem.summary_parts import Bound, Counts
-from tandem.timing import Timing
+from tandem.runs.parts import Bound, Counts
+from tandem.statistics.timing import Timing
 
 if TYPE_CHECKING:
-    from tandem.node_profile import ClassProfile
+    from tandem.nodes.profile import ClassProfile
 
 
 def counts_json(c: Counts | ClassProfile) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tandem.node_json import fleet_json
+from tandem.nodes.as_json import fleet_json
 from tandem.vocabulary import NodeVerdict
 
 if TYPE_CHECKING:

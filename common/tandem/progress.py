@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.text import Text
 
-    from tandem.summary import RunSummary
+    from tandem.runs.summary import RunSummary
 
 PLAIN_EVERY_S = 10.0
 """Seconds between plain lines while nothing notable happens."""
@@ -224,7 +224,7 @@ class Progress:
 
 def closing_lines(summary: RunSummary, report: str | None = None) -> list[str]:
     """What is printed when the run has ended: the verdict sentence, the phase x module table, the report's place."""
-    from tandem.tables import phase_module_table
+    from tandem.runs.tables import phase_module_table
 
     out = [formats.clean(summary.headline, 2000), "", *phase_module_table(summary)]
     if report:

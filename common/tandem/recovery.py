@@ -10,14 +10,14 @@ from uuid import UUID
 
 from sqlalchemy import Engine
 
-from tandem.attempt import parity_of
 from tandem.db import queries, store
 from tandem.db.fence import Fence
 from tandem.db.replay import replay_spools
 from tandem.errors import DatabaseError, SetupError
 from tandem.home import home
 from tandem.records import RunRecords
-from tandem.verdict import decide, fingerprint
+from tandem.runs.attempt import parity_of
+from tandem.runs.verdict import decide, fingerprint
 from tandem.vocabulary import REGULAR_ENDS, AttemptState
 
 ROOM = 4 << 20

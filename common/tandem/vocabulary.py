@@ -65,7 +65,7 @@ class Verdict(StrEnum):
 
 
 class NodeVerdict(StrEnum):
-    """Verdict of a node, from all that is recorded of it (``tandem.node_verdict``)."""
+    """Verdict of a node, from all that is recorded of it (``tandem.nodes.verdict``)."""
 
     CORRUPTING = "corrupting"
     SUSPECTED = "suspected"

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from node_runs import BEGAN, HOUR, node_run, store_run
 from tandem.db.engine import connect
 from tandem.db.profiles import clear, load_node
-from tandem.node_json import to_json
+from tandem.nodes.as_json import to_json
 from tandem_api.problems import Problem
 from tandem_api.reads.nodes import Answer, Nodes
 from tandem_api.reads.store import Store

@@ -271,7 +271,7 @@ def test_reports_are_html_that_runs_no_script(api: Served) -> None:
 
 
 def test_the_catalogue_has_what_ships(api: Served) -> None:
-    from tandem.fault_files import shipped_names
+    from tandem.faults.files import shipped_names
     from tandem.spec import preset_names
 
     presets, profiles = api.get("/v1/presets"), api.get("/v1/fault-profiles")

@@ -17,14 +17,13 @@ import pytest
 from bench.calibrate import Bed, Setting, frequencies, noise
 from tests.pairs import clean_end, found, run_pair, truth
 
-from tandem import published
-from tandem.fault_files import load_profile
-from tandem.fault_profile import FaultProfile
-from tandem.noise import ratio
-from tandem.paper import CHECKS, WCNTS_TOLERANCE, paper
-from tandem.paper_events import ENOUGH_EVENTS, of_run
+from tandem.faults.files import load_profile
+from tandem.faults.profile import FaultProfile
+from tandem.paper.check import CHECKS, WCNTS_TOLERANCE, paper, published
+from tandem.paper.events import ENOUGH_EVENTS, of_run
+from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
-from tandem.verdict import decide
+from tandem.statistics.noise import ratio
 from tandem.vocabulary import Cause, Phase, SyncMode, Workload
 
 pytestmark = pytest.mark.slow

@@ -14,7 +14,7 @@ from db_samples import scalar
 from node_runs import BEGAN, HOUR, drift, gradient, node_run, store_run
 from tandem.cli.app import main
 from tandem.db.profiles import load_node
-from tandem.node_json import to_json
+from tandem.nodes.as_json import to_json
 
 Tandem = Callable[..., tuple[int, str, str]]
 

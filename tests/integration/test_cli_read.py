@@ -29,7 +29,7 @@ from tandem.db.queries import load_run
 from tandem.db.sink import Sink
 from tandem.db.store import create_run, finish_attempt, finish_run, start_attempt
 from tandem.records import RunRecords
-from tandem.verdict import decide
+from tandem.runs.verdict import decide
 from tandem.vocabulary import AttemptState
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from tandem.cli import run as cli
 from tandem.cli.app import main
 from tandem.db import profiles
 from tandem.errors import RunNotFoundError, SetupError, UsageError
-from tandem.node_profile import NodeProfile
+from tandem.nodes.profile import NodeProfile
 from tandem.records import EvaluationRecord, RunRecords
 from tandem.report import node_page
 from tandem.report.run_page import render

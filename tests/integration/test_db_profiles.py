@@ -19,8 +19,8 @@ from tandem.db.partitions import Month, drop_partitions_older_than
 from tandem.db.profiles import catch_up, clear, load_fleet, load_node
 from tandem.db.sink import Sink
 from tandem.errors import UsageError
+from tandem.nodes.run_profile import profile_run
 from tandem.records import RunRecords
-from tandem.run_profile import profile_run
 from tandem.vocabulary import ControlName, NodeVerdict, Role
 
 
@@ -37,7 +37,7 @@ def corrupting(engine: Engine) -> list[RunRecords]:
 
 
 def dump(engine: Engine, node: str) -> Mapping[str, object]:
-    from tandem.node_json import to_json
+    from tandem.nodes.as_json import to_json
 
     return to_json(load_node(engine, node))
 

@@ -15,9 +15,9 @@ from tests.quiz import write_quiz
 
 from tandem.answers import results
 from tandem.records import EvaluationRecord, RunRecords
+from tandem.runs.summary import summarise
+from tandem.runs.verdict import decide
 from tandem.spec import ModelConfig, RunSpec, resolve
-from tandem.summary import summarise
-from tandem.verdict import decide
 from tandem.vocabulary import Arm, Verdict
 from tandem_worker.link import frames as f
 from tandem_worker.questions.template import Scoring

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from tests.pairs import Outcome, clean_end, prepared, profile, run_pair
 
-from tandem.faults import FaultProfile
+from tandem.faults.injection import FaultProfile
 from tandem.records import GradientRecord
+from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
-from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, Role, SyncMode, Verdict
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.init import step_inputs

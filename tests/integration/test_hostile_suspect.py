@@ -11,8 +11,8 @@ import pytest
 from tests.pairs import run_pair
 
 from tandem.errors import TandemError
+from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
-from tandem.verdict import decide
 from tandem.vocabulary import Cause, Role, SyncMode, Verdict
 from tandem_worker.link import frames as f
 from tandem_worker.link.tensors import pack

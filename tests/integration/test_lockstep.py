@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tests.pairs import clean_end, found, profile, run_pair, truth
 
-from tandem.faults import FaultProfile
+from tandem.faults.injection import FaultProfile
 from tandem.records import MismatchRecord
+from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
-from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, SyncMode, Verdict
 from tandem_worker.link import frames as f
 from tandem_worker.lockstep import reference as reference_module

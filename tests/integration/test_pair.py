@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tests.pairs import clean_end, found, profile, run_pair, truth
 
+from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
-from tandem.verdict import decide
 from tandem.vocabulary import Verdict
 from tandem_worker.link.words import peer_reason
 from tandem_worker.lockstep.inbox import StopRequested

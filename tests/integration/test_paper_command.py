@@ -18,8 +18,8 @@ from scipy.stats import beta, norm, t
 from sqlalchemy import make_url
 
 from supervised import DEADLINE_S, Home, new_home
-from tandem import published
 from tandem.db.embedded import embedded_database
+from tandem.paper import published
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

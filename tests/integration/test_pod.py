@@ -12,8 +12,8 @@ from sqlalchemy import Engine
 
 from db_samples import scalar
 from pods import DEADLINE_S, Pair, until
-from tandem.attempt import devices_of_node
 from tandem.db import queries
+from tandem.runs.attempt import devices_of_node
 from tandem.vocabulary import POD_EXIT_INCONCLUSIVE, POD_EXIT_MATCH, POD_EXIT_MISMATCH, Role
 from tandem.worker_io import KeyFile
 

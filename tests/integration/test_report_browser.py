@@ -10,8 +10,8 @@ import pytest
 from raw_runs import finetune_run, gradient_run, submodule_run, training_run
 from sample_nodes import sample_node
 from sample_runs import sample_run
-from tandem.paper import CHECKS
-from tandem.paper import paper as instrument_check
+from tandem.paper.check import CHECKS
+from tandem.paper.check import paper as instrument_check
 from tandem.report import node_page, paper
 from tandem.report.run_page import render
 

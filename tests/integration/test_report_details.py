@@ -87,7 +87,7 @@ def test_by_rank_extent_and_replay_class() -> None:
 
 
 def extent(wrong: np.ndarray) -> str:
-    """The shape of the damage in a matrix, by the rules of `tandem.statistics.extent`."""
+    """The shape of the damage in a matrix, by the rules of `tandem.statistics.mismatch.extent`."""
     rows, columns = (np.flatnonzero(wrong.any(axis=axis)) for axis in (1, 0))
     box = wrong[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
     if wrong.sum() == 1:

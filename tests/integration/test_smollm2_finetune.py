@@ -20,8 +20,8 @@ from real_inputs import smollm2_dir, task_files
 from tandem.answers import results
 from tandem.progress import ProgressEvent
 from tandem.records import EvaluationRecord, RunRecords
+from tandem.runs.summary import summarise
 from tandem.spec import RunSpec
-from tandem.summary import summarise
 from tandem.supervisor import Local, run_local
 from tandem.vocabulary import Arm, Cause, ControlName, Kind, Role, Verdict
 from tandem_worker.questions.opened import Questions, open_questions

@@ -17,9 +17,9 @@ from tests.pairs import Outcome, clean_end, prepared, profile, run_pair
 
 from tandem.errors import CheckpointError
 from tandem.records import DriftRecord
+from tandem.runs.summary import summarise
+from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
-from tandem.summary import summarise
-from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
 from tandem_worker.drift.room import Room, state_bytes
 from tandem_worker.drift.saved import check_start, content_digest, read_saved

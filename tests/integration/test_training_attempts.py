@@ -13,8 +13,8 @@ import pytest
 from tests.pairs import Outcome, clean_end, profile, run_pair
 
 from tandem.errors import CheckpointError, LinkError
+from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
-from tandem.verdict import decide
 from tandem.vocabulary import Arm, ControlName, Role, Verdict
 from tandem_worker.drift.saved import read_saved
 from tandem_worker.session.reference import ReferenceSession

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest, multinomial
 
 from tandem.answers import ArmResult, mcnemar, paired_interval, results, steps_evaluated
-from tandem.bounds import interval
 from tandem.records import EvaluationRecord
+from tandem.statistics.bounds import interval
 from tandem.vocabulary import Arm
 
 RUN = UUID(int=7)

@@ -8,13 +8,13 @@ from uuid import UUID
 
 import pytest
 
-from tandem.assess import PATIENCE, Ended, Wanted, next_run
 from tandem.cli import assess
 from tandem.cli.app import main
 from tandem.cli.assess import duration
 from tandem.cli.pair import is_generated, pairrun_spec
 from tandem.errors import UsageError
-from tandem.node_verdict import NodeDecision, NodeRules, NullPass, RunFacts
+from tandem.nodes.assess import PATIENCE, Ended, Wanted, next_run
+from tandem.nodes.verdict import NodeDecision, NodeRules, NullPass, RunFacts
 from tandem.vocabulary import CLEARED, Kind, Workload
 
 MODEL = "small"

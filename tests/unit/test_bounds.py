@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import betainc
 from scipy.stats import beta, binom
 
-from tandem.bounds import EXACT_UP_TO, beta_cdf, interval, rate_bound, wilson, zero_bound
+from tandem.statistics.bounds import EXACT_UP_TO, beta_cdf, interval, rate_bound, wilson, zero_bound
 
 
 @given(st.integers(1, 10**15), st.floats(0.5, 0.9999))

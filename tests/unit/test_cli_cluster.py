@@ -14,7 +14,7 @@ from clusters import POLICY, node, use, world
 from tandem.cli import candidates, pair
 from tandem.cli.app import main
 from tandem.errors import SpecError, TandemError
-from tandem.fault_files import shipped_names
+from tandem.faults.files import shipped_names
 from tandem.pairing.candidates import of_world
 from tandem.pairrun.changes import told
 from tandem.pairrun.spec import read_spec

@@ -12,11 +12,11 @@ import pytest
 import typer
 from pydantic import BaseModel
 
-from tandem.attempt import NODE_DEVICES
 from tandem.cli.app import app
-from tandem.conclusive import REQUIRED_PARITY
 from tandem.db.models import Base
-from tandem.fault_profile import Burst, Fault, FaultProfile
+from tandem.faults.profile import Burst, Fault, FaultProfile
+from tandem.runs.attempt import NODE_DEVICES
+from tandem.runs.conclusive import REQUIRED_PARITY
 from tandem.spec import ModelConfig, OptimizerConfig, Preset, RunSpec, Training, preset_names
 from tandem.vocabulary import Cause, ControlName, Extent, ReplayClass
 from tandem_worker.watchdog import Reason

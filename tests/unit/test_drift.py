@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_runs import drift
-from tandem.drift import POINTS, drift_lines, log_slope, loss_spikes, spikes_of
 from tandem.records import StepRecord
+from tandem.statistics.drift import POINTS, drift_lines, log_slope, loss_spikes, spikes_of
 
 
 @given(st.floats(-0.05, 0.05), st.floats(1e-6, 1e6), st.integers(2, 500), st.floats(1e-3, 1e3))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fault_samples import SITES, flip, profile
-from tandem import faults
 from tandem.errors import SpecError
-from tandem.faults import check_profile, load_profile, named_bits, rows
+from tandem.faults import injection as faults
+from tandem.faults.injection import check_profile, load_profile, named_bits, rows
 from tandem.spec import load_preset
 from tandem_worker.model.plan import make_plan
 

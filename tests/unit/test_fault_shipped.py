@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 
 from fault_samples import shipped
-from tandem import fault_files, faults, published
 from tandem.errors import SpecError
-from tandem.faults import FaultProfile, check_profile, load_profile, rows, state_flips
+from tandem.faults import files as fault_files
+from tandem.faults import injection as faults
+from tandem.faults.injection import FaultProfile, check_profile, load_profile, rows, state_flips
 from tandem.pairrun import workload
+from tandem.paper import published
 from tandem.spec import load_preset
 from tandem_worker.model.plan import make_plan
 

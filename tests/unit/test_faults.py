@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fault_samples import DW, DX, NORM, OUT, SITES, acts, flip, profile
-from tandem import faults
 from tandem.errors import SpecError
-from tandem.faults import FaultProfile, StateFlip, named_bits, no_rows, rows, state_flips
+from tandem.faults import injection as faults
+from tandem.faults.injection import FaultProfile, StateFlip, named_bits, no_rows, rows, state_flips
 from tandem.sites import Site
 
 # -- where and when --------------------------------------------------------------------------------

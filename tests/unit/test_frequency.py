@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import beta, norm, t
 
-from tandem.bounds import MANY_DEGREES, student_t, zero_bound
-from tandem.frequency import Sums, design_effect, per_element, per_step, sums
+from tandem.statistics.bounds import MANY_DEGREES, student_t, zero_bound
+from tandem.statistics.frequency import Sums, design_effect, per_element, per_step, sums
 
 Step = tuple[int, int, bool]
 

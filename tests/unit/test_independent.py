@@ -12,17 +12,17 @@ from hypothesis import strategies as st
 
 from node_runs import BEGAN, HOUR, node_run
 from tandem.cli.verdict import _lines
-from tandem.frequency import per_step
-from tandem.independent import affected, independent
-from tandem.node_json import to_json
-from tandem.node_summary import Summarised, summarise_node
-from tandem.node_tables import lines
-from tandem.node_verdict import RunFacts
+from tandem.nodes.as_json import to_json
+from tandem.nodes.run_profile import profile_run
+from tandem.nodes.summary import Summarised, summarise_node
+from tandem.nodes.tables import lines
+from tandem.nodes.verdict import RunFacts
 from tandem.records import ClassCounts, ControlRecord, RunRecords, StepRecord
 from tandem.report import node_page
-from tandem.run_profile import profile_run
-from tandem.summary import summarise
-from tandem.summary_json import to_json as run_json
+from tandem.runs.as_json import to_json as run_json
+from tandem.runs.independent import affected, independent
+from tandem.runs.summary import summarise
+from tandem.statistics.frequency import per_step
 from tandem.vocabulary import UNSYNCHRONISED, Cause, ControlName, Role, Workload
 
 FIRST, STEPS = 3, 1000

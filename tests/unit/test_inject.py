@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem import faults
-from tandem.faults import LOGGED, SLOTS, FaultProfile, named_bits, no_rows, rows
+from tandem.faults import injection as faults
+from tandem.faults.injection import LOGGED, SLOTS, FaultProfile, named_bits, no_rows, rows
 from tandem.sites import Site
 from tandem.spec import validate
 from tandem.vocabulary import Module, Phase

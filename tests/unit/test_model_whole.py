@@ -11,7 +11,7 @@ import pytest
 
 import chains
 from chains import MODEL, OPTIMIZER, TIED, TRAINING
-from tandem.faults import FaultProfile
+from tandem.faults.injection import FaultProfile
 from tandem.spec import ModelConfig, Training
 from tandem.vocabulary import Workload
 from tandem_worker.chain import Chain

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.node_verdict import NodeDecision, NodeRules, NullPass, RunFacts, decide_node
+from tandem.nodes.verdict import NodeDecision, NodeRules, NullPass, RunFacts, decide_node
 from tandem.vocabulary import NodeVerdict
 
 HOUR = 3600.0

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node_runs import gradient
-from tandem.noise import noise, ratio
 from tandem.records import GradientRecord
+from tandem.statistics.noise import noise, ratio
 
 FINITE = st.floats(0, 1e150)
 ANY = st.floats(0, 1e308) | st.sampled_from([math.inf, math.nan])

@@ -13,14 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sample_runs import sample_run
-from tandem import published
-from tandem.bounds import interval
 from tandem.cli.app import main
-from tandem.paper import CHECKS, paper, same, unusable
-from tandem.paper_events import CONFIDENCE, ENOUGH_EVENTS, ClassTotals, Measured, clustered, measured
+from tandem.paper.check import CHECKS, paper, published, same, unusable
+from tandem.paper.events import CONFIDENCE, ENOUGH_EVENTS, ClassTotals, Measured, clustered, measured
 from tandem.records import ClassCounts, DriftRecord, GradientRecord, RunRecords
 from tandem.report.page import write
 from tandem.report.paper import headline, render, text_lines
+from tandem.statistics.bounds import interval
 from tandem.vocabulary import Workload
 
 STEP = 1000

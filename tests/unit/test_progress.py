@@ -12,7 +12,7 @@ from rich.console import Console
 from sample_runs import sample_run
 from tandem import formats
 from tandem.progress import MAX_LINE, PLAIN_EVERY_S, Progress, ProgressEvent, closing_lines, decode, encode, lines
-from tandem.summary import summarise
+from tandem.runs.summary import summarise
 
 EVENT = ProgressEvent(
     phase="step", step=412, steps=2000, steps_per_s=3.1, eta_s=512, sites=1_300_000, elements=420_000_000_000,

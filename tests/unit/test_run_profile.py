@@ -15,15 +15,15 @@ from msgspec.structs import replace
 
 from node_runs import BEGAN, CLASSES, HOUR, drift, gradient, node_run
 from pages import cells
-from tandem.node_json import to_json
-from tandem.node_profile import SHOWN
-from tandem.node_summary import Summarised, summarise_node
-from tandem.node_tables import lines
-from tandem.node_verdict import NodeDecision, NullPass, RunFacts
+from tandem.nodes.as_json import to_json
+from tandem.nodes.profile import SHOWN
+from tandem.nodes.run_profile import BINS, Detail, evidence_words, profile_run, timeline, two_hosts
+from tandem.nodes.summary import Summarised, summarise_node
+from tandem.nodes.tables import lines
+from tandem.nodes.verdict import NodeDecision, NullPass, RunFacts
 from tandem.records import RunRecords
 from tandem.report import node_page
-from tandem.run_profile import BINS, Detail, evidence_words, profile_run, timeline, two_hosts
-from tandem.sketch import RELATIVE_ERROR
+from tandem.statistics.sketch import RELATIVE_ERROR
 from tandem.vocabulary import Cause, ControlName, NodeVerdict, Role
 
 HITS = st.dictionaries(st.integers(1, 30), st.integers(1, 1000), max_size=12)

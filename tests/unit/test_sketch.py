@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.sketch import RELATIVE_ERROR, merge, quantile, sketch
+from tandem.statistics.sketch import RELATIVE_ERROR, merge, quantile, sketch
 
 VALUES = st.lists(st.floats(1e-300, 1e300), min_size=1, max_size=80)
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.records import MismatchRecord
-from tandem.statistics import Difference, Pieces, compare, extent
+from tandem.statistics.mismatch import Difference, Pieces, compare, extent
 from tandem.vocabulary import Cause, Extent, Module, Phase
 
 FLOATS = [np.float32, ml_dtypes.bfloat16, np.float16]

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sample_runs import sample_run
-from tandem.bounds import rate_bound, zero_bound
-from tandem.published import COLUMNS, NODES
+from tandem.paper.published import COLUMNS, NODES
 from tandem.records import ControlRecord, FaultRecord
+from tandem.runs.as_json import to_json
+from tandem.runs.parts import with_severity
+from tandem.runs.summary import summarise
+from tandem.runs.tables import bound_lines, fault_lines, phase_module_table
 from tandem.sites import in_frequency
-from tandem.statistics import compare
-from tandem.summary import summarise
-from tandem.summary_json import to_json
-from tandem.summary_parts import with_severity
-from tandem.tables import bound_lines, fault_lines, phase_module_table
+from tandem.statistics.bounds import rate_bound, zero_bound
+from tandem.statistics.mismatch import compare
 from tandem.vocabulary import Cause, ControlName, Role
 
 RUNS = st.builds(

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from raw_runs import STEPS, gradient_run, training_run
 from sample_runs import sample_run
 from tandem.cli.show import lines
-from tandem.lineage import counts, lineage
 from tandem.records import AttemptRow, ControlRecord, RunRecords
-from tandem.summary import summarise
-from tandem.summary_drift import DriftPoint, StepValues, loss_difference
-from tandem.summary_json import to_json
+from tandem.runs.as_json import to_json
+from tandem.runs.drift import DriftPoint, StepValues, loss_difference
+from tandem.runs.lineage import counts, lineage
+from tandem.runs.summary import summarise
 from tandem.vocabulary import ControlName, Role
 
 GRADIENT, TRAINING, RESUMED = gradient_run().records, training_run().records, training_run(resumed=True).records

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandem.timing import Timing, timing
+from tandem.statistics.timing import Timing, timing
 
 HITS = st.sets(st.integers(1, 2000), max_size=60)
 

@@ -7,13 +7,13 @@ import pytest
 from msgspec.structs import replace
 from tests.pairs import run_pair
 
-from tandem.attempt import NODE_DEVICES
-from tandem.conclusive import REQUIRED_PARITY
+from tandem.nodes.run_profile import profile_run
 from tandem.records import ControlRecord, MismatchRecord, RunRecords
-from tandem.run_profile import profile_run
+from tandem.runs.attempt import NODE_DEVICES
+from tandem.runs.conclusive import REQUIRED_PARITY
+from tandem.runs.summary import summarise
+from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
-from tandem.summary import summarise
-from tandem.verdict import decide
 from tandem.vocabulary import Cause, ControlName, Module, Phase, Role, Verdict
 
 

@@ -1,6 +1,6 @@
 """The injector: corrupts values inside a compiled program, as rows of parameters say.
 
-Only in synthetic builds. The rows (``tandem.faults.rows``) are runtime arguments, so one executable serves
+Only in synthetic builds. The rows (``tandem.faults.injection.rows``) are runtime arguments, so one executable serves
 every fault, step and side; all-zero rows return the same bits (NaN payloads too). Which elements are
 hit is a counter-based hash of (flat index, key): a few integer operations per element, the same on
 every platform, and independent of how the tensor is laid out.
@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from jax import lax
 
-from tandem import faults
-from tandem.faults import LOGGED, WIDTH
+from tandem.faults import injection as faults
+from tandem.faults.injection import LOGGED, WIDTH
 from tandem_worker.digest import fmix32, words
 
 __all__ = ["LOGGED", "WIDTH", "apply", "apply_all"]
@@ -51,7 +51,7 @@ def apply_all(values: Sequence[jax.Array], rows: jax.Array) -> tuple[list[jax.Ar
 
     Args:
         values: any shapes (scalar, empty), together below 2**31 elements; number types of 8, 16 or 32 bits.
-        rows: u32 ``[len(values), WIDTH]``, as of ``tandem.faults.rows``.
+        rows: u32 ``[len(values), WIDTH]``, as of ``tandem.faults.injection.rows``.
 
     Returns:
         The values with the faults, and the ground truth as i32 ``[len(values), 1 + LOGGED]``: per value the number of

@@ -18,8 +18,8 @@ import jax
 
 import tandem
 import tandem_worker
-from tandem.attempt import NODE_DEVICES
-from tandem.fault_profile import FaultProfile
+from tandem.faults.profile import FaultProfile
+from tandem.runs.attempt import NODE_DEVICES
 from tandem.spec import ModelConfig, RunSpec, Training
 from tandem_worker.chain import Chain, Plan
 from tandem_worker.files import digest_of
@@ -46,7 +46,7 @@ def gather(
     profile: FaultProfile | None = None,
     node_devices: int = 0,
 ) -> dict[str, str]:
-    """All parity fields of this worker; see `tandem.conclusive.REQUIRED_PARITY` for those that no run may lack.
+    """All parity fields of this worker; see `tandem.runs.conclusive.REQUIRED_PARITY` for those that no run may lack.
 
     Args:
         spec: the run.

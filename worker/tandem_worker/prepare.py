@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tandem.faults import FaultProfile, check_profile, load_profile
+from tandem.faults.injection import FaultProfile, check_profile, load_profile
 from tandem.spec import ModelConfig, RunSpec, Training, choose_preset, resolve
 from tandem.vocabulary import UNSYNCHRONISED, Role, Workload
 from tandem_worker.compiled import compiled_once

@@ -16,8 +16,8 @@ from fastapi.routing import APIRoute
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 import tandem
-from tandem import published
 from tandem.errors import TandemError
+from tandem.paper import published
 from tandem.report import page
 from tandem_api.console.files import address, files
 from tandem_api.parts import WRITES, may, parts_of, session_of

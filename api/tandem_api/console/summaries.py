@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from tandem.report import run_page
-from tandem.summary import summarise
+from tandem.runs.summary import summarise
 from tandem_api.console import shell
 from tandem_api.reads.store import Store
 from tandem_api.routes.runs import records_of

@@ -14,7 +14,7 @@ import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from tandem.errors import SpecError
-from tandem.fault_files import shipped_names
+from tandem.faults.files import shipped_names
 from tandem.pairing.candidates import Candidate
 from tandem.pairrun.spec import Name, Resources, RetryPolicy, Seconds, Template
 from tandem.spec import RunSpec, load_preset, resolve

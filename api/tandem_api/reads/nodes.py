@@ -15,8 +15,8 @@ from sqlalchemy import Connection
 from tandem.db.node_rows import NodeRows, rows_of_node
 from tandem.db.nodes import profile_from
 from tandem.errors import UsageError
-from tandem.node_json import to_json
-from tandem.node_profile import NodeProfile
+from tandem.nodes.as_json import to_json
+from tandem.nodes.profile import NodeProfile
 from tandem_api.problems import not_found
 from tandem_api.reads.store import Store
 

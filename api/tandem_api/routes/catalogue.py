@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
-from tandem.fault_files import shipped_names
+from tandem.faults.files import shipped_names
 from tandem.spec import load_preset, preset_names
 from tandem_api.answers.catalogue import FaultProfilesAnswer, PresetsAnswer
 from tandem_api.parts import CanList, Json

@@ -13,8 +13,8 @@ from tandem.db.queries import RunSummaryRow, load, runs_page
 from tandem.lists_json import run_json
 from tandem.records import EvaluationRecord, MismatchRecord, RunRecords, StepRecord
 from tandem.report import run_page
-from tandem.summary import summarise
-from tandem.summary_json import to_json
+from tandem.runs.as_json import to_json
+from tandem.runs.summary import summarise
 from tandem.vocabulary import Arm, Cause, Kind, Module, Phase, ReplayClass, Verdict, Workload
 from tandem_api import pages
 from tandem_api.answers.runs import EvaluationPage, LaunchAnswer, MismatchPage, RunAnswer, RunPage, StepPage

@@ -12,11 +12,11 @@ from uuid import UUID
 import typer
 
 from tandem import formats
-from tandem.assess import Ended, Wanted
 from tandem.cli import flags as f
 from tandem.cli.nodes import NODE_EXITS
 from tandem.cli.output import DbOption, JsonOption, database, emit_json, note, say
 from tandem.errors import SetupError, UsageError
+from tandem.nodes.assess import Ended, Wanted
 from tandem.pairrun.names import FINISHED
 from tandem.spec import RunSpec, validate
 from tandem.vocabulary import Kind, Verdict
@@ -125,7 +125,7 @@ def _cluster(
     json: bool,
 ) -> int:
     from tandem.db.profiles import load_node, next_of_node
-    from tandem.node_json import to_json
+    from tandem.nodes.as_json import to_json
     from tandem.report import node_page
     from tandem.report.page import write
 

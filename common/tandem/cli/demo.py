@@ -30,7 +30,7 @@ def demo(
     from tandem.progress import closing_lines
     from tandem.report.page import write
     from tandem.report.run_page import render
-    from tandem.summary import summarise
+    from tandem.runs.summary import summarise
 
     folder = output or home() / "reports"
     try:

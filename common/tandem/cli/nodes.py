@@ -43,7 +43,7 @@ def nodes(db: DbOption = None, json: JsonOption = False) -> None:
     if not found:
         say("no real run of two hosts is stored yet: start one with `tandem pair NODE`")
         return
-    from tandem import tables
+    from tandem.runs import tables
 
     say(", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in fleet_counts(found).items()))
     say()
@@ -85,8 +85,8 @@ def node(
     Exit codes: 0 clean (or cleared), 1 corrupting or suspected, 2 unknown.
     """
     from tandem.db.profiles import clear, load_node
-    from tandem.node_json import to_json
-    from tandem.node_tables import lines
+    from tandem.nodes.as_json import to_json
+    from tandem.nodes.tables import lines
 
     if action is None and (reason is not None or by is not None):
         raise UsageError(f"--reason and --by belong to a decision: `tandem node {name} clear --reason TEXT`")

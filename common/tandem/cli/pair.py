@@ -154,7 +154,7 @@ def _check_fault(fault: Path | None) -> None:
     Raises:
         UsageError: it is neither a path from the root nor such a name.
     """
-    from tandem.fault_files import shipped_names
+    from tandem.faults.files import shipped_names
 
     if fault is not None and not fault.is_absolute() and str(fault) not in shipped_names():
         raise UsageError(

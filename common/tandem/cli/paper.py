@@ -14,7 +14,7 @@ from tandem.formats import plural
 from tandem.vocabulary import EXIT_INCONCLUSIVE, EXIT_MATCH, EXIT_MISMATCH
 
 if TYPE_CHECKING:
-    from tandem.paper import Check
+    from tandem.paper.check import Check
     from tandem.records import RunRecords
     from tandem.spec import RunSpec
     from tandem.supervisor import Stop
@@ -53,7 +53,7 @@ def paper(
 
     Exit codes: 0 all that was measured is read back, 1 something is not, 2 a run was inconclusive or could not be made.
     """
-    from tandem.paper import CHECKS, paper
+    from tandem.paper.check import CHECKS, paper
 
     names = list(dict.fromkeys(check.profile for check in CHECKS))
     if unknown := [name for name in profile or [] if name not in names]:
@@ -87,7 +87,7 @@ def paper(
 
 
 def _usable(records: RunRecords | str) -> bool:
-    from tandem.paper import unusable
+    from tandem.paper.check import unusable
 
     return not unusable(records)
 
@@ -115,7 +115,7 @@ def _measure_all(specs: Mapping[Check, RunSpec], url: str, *, fresh: bool) -> di
 
 def _measure(check: Check, spec: RunSpec, title: str, url: str, stop: Stop, *, fresh: bool) -> RunRecords | str:
     """The check's records, of an earlier run or a new one; or why there are none."""
-    from tandem.fault_files import shipped_profile
+    from tandem.faults.files import shipped_profile
     from tandem.progress import Progress
     from tandem.supervisor import Local, run_local
 
@@ -137,7 +137,7 @@ def _earlier(check: Check, spec: RunSpec, url: str) -> RunRecords | None:
     """A run of the same check by the same Tandem, to its end; the newest."""
     from tandem.db.engine import connect
     from tandem.db.queries import list_runs, load_run
-    from tandem.paper import same
+    from tandem.paper.check import same
 
     engine = connect(url)
     try:

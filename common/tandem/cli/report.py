@@ -14,7 +14,7 @@ from tandem.errors import RunNotFoundError, UsageError
 if TYPE_CHECKING:
     from sqlalchemy import Engine
 
-    from tandem.node_profile import NodeProfile
+    from tandem.nodes.profile import NodeProfile
     from tandem.records import RunRecords
 
 
@@ -34,7 +34,7 @@ def report(
     db: DbOption = None,
 ) -> None:
     """Write a run or a node as one self-contained HTML file."""
-    from tandem.node_profile import NodeProfile
+    from tandem.nodes.profile import NodeProfile
     from tandem.report import node_page, run_page
     from tandem.report.draw import warm_up
     from tandem.report.page import write

@@ -109,7 +109,7 @@ def _absolute(spec: RunSpec) -> RunSpec:
     """Paths that mean the same in every folder: the spec is stored, and repeated elsewhere."""
     paths = {name: path.absolute() for name in PATHS if (path := getattr(spec, name))}
     if spec.fault is not None:
-        from tandem.fault_files import check_name, shipped_profile
+        from tandem.faults.files import check_name, shipped_profile
 
         check_name(spec.fault)
         if shipped_profile(spec.fault) is None:
@@ -178,8 +178,8 @@ def execute(
 def report(records: RunRecords, *, as_json: bool) -> int:
     """Print the verdict with its table; returns the exit code."""
     from tandem.progress import closing_lines
-    from tandem.summary import summarise
-    from tandem.summary_json import to_json
+    from tandem.runs.as_json import to_json
+    from tandem.runs.summary import summarise
 
     summary = summarise(records)
     if as_json:

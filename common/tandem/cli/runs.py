@@ -35,7 +35,7 @@ def runs(
     if not found:
         say("no run is stored yet: start one with `tandem run`")
         return
-    from tandem import tables
+    from tandem.runs import tables
 
     header = ("run", "created", "workload", "kind", "model", "suspect", "steps", "mismatching", "verdict")
     for line in tables.align(header, (_row(run) for run in found), left=6):

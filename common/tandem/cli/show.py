@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tandem import formats
 from tandem.cli.output import DbOption, JsonOption, RunArgument, database, emit_json, load, say
+from tandem.runs.summary import RunSummary
 from tandem.sites import COUNTED
-from tandem.summary import RunSummary
 from tandem.vocabulary import Workload
 
 
 def show(run: RunArgument, db: DbOption = None, json: JsonOption = False) -> None:
     """Show what a run found, and what it did not check."""
-    from tandem.summary import summarise
-    from tandem.summary_json import to_json
+    from tandem.runs.as_json import to_json
+    from tandem.runs.summary import summarise
 
     with database(db) as engine:
         summary = summarise(load(engine, run))
@@ -25,7 +25,7 @@ def show(run: RunArgument, db: DbOption = None, json: JsonOption = False) -> Non
 
 def lines(s: RunSummary) -> list[str]:
     """The whole page as text lines."""
-    from tandem import tables
+    from tandem.runs import tables
 
     out = [formats.clean(s.headline, 2000), ""]
     out += _facts(s)

@@ -9,14 +9,14 @@ from tandem.cli.output import DbOption, JsonOption, RunArgument, database, emit_
 from tandem.errors import SetupError
 
 if TYPE_CHECKING:
-    from tandem.run_profile import RunProfile
+    from tandem.nodes.run_profile import RunProfile
 
 
 def verdict(run: RunArgument, db: DbOption = None, json: JsonOption = False) -> int:
     """Compute a run's verdict and statistics again from its records, and say whether they agree with what is stored."""
-    from tandem.node_json import statistics_json
-    from tandem.run_profile import profile_run
-    from tandem.verdict import decide
+    from tandem.nodes.as_json import statistics_json
+    from tandem.nodes.run_profile import profile_run
+    from tandem.runs.verdict import decide
 
     with database(db) as engine:
         records = load(engine, run)
@@ -59,9 +59,9 @@ def verdict(run: RunArgument, db: DbOption = None, json: JsonOption = False) -> 
 
 
 def _lines(summary: RunProfile) -> list[str]:
-    from tandem import tables
-    from tandem.frequency import Sums, per_element, per_step
-    from tandem.node_tables import drift_words, interval, noise_words, timing_words
+    from tandem.nodes.tables import drift_words, interval, noise_words, timing_words
+    from tandem.runs import tables
+    from tandem.statistics.frequency import Sums, per_element, per_step
 
     d = summary.detail
     if not summary.attempts:

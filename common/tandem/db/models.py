@@ -309,7 +309,7 @@ class RunProfile(Base):
     device_count: Mapped[int]
     evidence: Mapped[str]
     detail: Mapped[dict[str, Any]] = mapped_column(JSON)
-    """``tandem.run_profile.Detail``; JSON, not JSONB: it is read whole, and as it was written."""
+    """``tandem.nodes.run_profile.Detail``; JSON, not JSONB: it is read whole, and as it was written."""
     updated_at: Mapped[datetime] = mapped_column(server_default=func.now())
 
 

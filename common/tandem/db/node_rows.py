@@ -15,8 +15,8 @@ import msgspec
 from sqlalchemy import Connection, Row, text
 
 from tandem.errors import UsageError
-from tandem.node_verdict import NodeDecision, NullPass, RunFacts, cleared_at
-from tandem.run_profile import VERSION, Detail, RunProfile
+from tandem.nodes.run_profile import VERSION, Detail, RunProfile
+from tandem.nodes.verdict import NodeDecision, NullPass, RunFacts, cleared_at
 from tandem.vocabulary import Kind, Verdict
 
 REAL = (

@@ -11,7 +11,6 @@ from uuid import UUID
 
 from sqlalchemy import Connection
 
-from tandem.assess import Ended, Wanted, next_run
 from tandem.db.node_rows import (
     NodeRows,
     controls_of,
@@ -24,9 +23,10 @@ from tandem.db.node_rows import (
     runs_about,
     unsteady_of,
 )
-from tandem.node_profile import NodeProfile
-from tandem.node_summary import Summarised, summarise_node
-from tandem.node_verdict import (
+from tandem.nodes.assess import Ended, Wanted, next_run
+from tandem.nodes.profile import NodeProfile
+from tandem.nodes.summary import Summarised, summarise_node
+from tandem.nodes.verdict import (
     NodeDecided,
     NodeDecision,
     NodeRules,

@@ -10,17 +10,17 @@ import msgspec
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
 
-from tandem.assess import Ended, Wanted
 from tandem.db import queries
 from tandem.db.engine import one_line, unreachable
 from tandem.db.node_rows import REAL, rows_of_node
 from tandem.db.nodes import FleetLine, profile_from, read_fleet, read_next, read_node
 from tandem.errors import DatabaseError, NothingToClearError, UsageError
-from tandem.node_profile import NodeProfile
-from tandem.node_verdict import NodeDecided, NodeRules
+from tandem.nodes.assess import Ended, Wanted
+from tandem.nodes.profile import NodeProfile
+from tandem.nodes.run_profile import VERSION, Detail, RunProfile, profile_run, two_hosts
+from tandem.nodes.verdict import NodeDecided, NodeRules
 from tandem.records import RunRecords
-from tandem.run_profile import VERSION, Detail, RunProfile, profile_run, two_hosts
-from tandem.timing import Timing
+from tandem.statistics.timing import Timing
 from tandem.vocabulary import CLEARED, Kind, NodeVerdict, Verdict
 
 _FIELDS = tuple(name for name in RunProfile.__struct_fields__ if name != "detail")

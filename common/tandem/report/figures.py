@@ -7,18 +7,19 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from tandem import formats, tables
+from tandem import formats
 from tandem.answers import ArmResult
+from tandem.nodes.run_profile import TimelineBin
 from tandem.report import charts
 from tandem.report.charts import Band, Series
 from tandem.report.draw import draw
 from tandem.report.series import Bin, bins, thinned
-from tandem.run_profile import TimelineBin
-from tandem.summary import RunSummary
-from tandem.summary_drift import DriftPoint, DriftSummary, loss_difference
-from tandem.summary_noise import NoiseSummary
-from tandem.summary_parts import StepPoint
-from tandem.timing import Timing
+from tandem.runs import tables
+from tandem.runs.drift import DriftPoint, DriftSummary, loss_difference
+from tandem.runs.noise import NoiseSummary
+from tandem.runs.parts import StepPoint
+from tandem.runs.summary import RunSummary
+from tandem.statistics.timing import Timing
 from tandem.vocabulary import Arm
 
 COLOURS = {Arm.REFERENCE: "var(--reference)", Arm.SUSPECT: "var(--suspect)", Arm.BASELINE: "var(--baseline)"}

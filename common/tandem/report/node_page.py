@@ -6,11 +6,11 @@ from collections import Counter
 from typing import Any
 
 from tandem import formats
-from tandem.node_profile import SHOWN, NodeProfile, RunLine
+from tandem.nodes.profile import SHOWN, NodeProfile, RunLine
 from tandem.report import figures, page
 from tandem.report.draw import warm_up
-from tandem.sketch import BINS
-from tandem.tables import bound_of
+from tandem.runs.tables import bound_of
+from tandem.statistics.sketch import BINS
 from tandem.vocabulary import Arm, NodeVerdict
 
 VERDICTS = {

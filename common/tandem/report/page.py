@@ -16,10 +16,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tandem import formats, published, tables
+from tandem import formats
 from tandem.errors import SetupError
+from tandem.paper import published
 from tandem.report.figures import number
-from tandem.summary_parts import MapRow
+from tandem.runs import tables
+from tandem.runs.parts import MapRow
 
 if TYPE_CHECKING:
     import jinja2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tandem import formats
-from tandem.paper import Line, Paper
+from tandem.paper.check import Line, Paper
 from tandem.report.page import html
 
 MARKS = {"read back": "ok", "too few events": "missing", "missed": "failed", "not measured": "missing"}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tandem import formats, tables
+from tandem import formats
 from tandem.records import MismatchRecord, RunRecords
 from tandem.report import figures, page
 from tandem.report.draw import warm_up
-from tandem.summary import RunSummary, summarise
-from tandem.summary_drift import DriftPoint
+from tandem.runs import tables
+from tandem.runs.drift import DriftPoint
+from tandem.runs.summary import RunSummary, summarise
 from tandem.vocabulary import ControlName, Workload
 
 VERDICTS = {

@@ -16,7 +16,6 @@ from sqlalchemy import Engine
 
 from cluster.handle import ApiServer, until
 from sample_runs import sample_run
-from tandem.conclusive import REQUIRED_PARITY, REQUIRED_PROGRAMS
 from tandem.db.engine import connect
 from tandem.db.sink import Sink
 from tandem.kube.client import Kube, Object
@@ -27,6 +26,7 @@ from tandem.pairrun import names
 from tandem.pairrun.crd import crd
 from tandem.pairrun.status import PairRunStatus, read_status, timestamp
 from tandem.records import ControlRecord, RunRecords
+from tandem.runs.conclusive import REQUIRED_PARITY, REQUIRED_PROGRAMS
 from tandem.vocabulary import ControlName, Role, Workload
 from tandem_controller.controller import Controller
 from tandem_controller.metrics import Metrics

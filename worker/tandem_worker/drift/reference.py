@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from tandem.errors import LinkError
-from tandem.statistics import Pieces, compare
+from tandem.statistics.mismatch import Pieces, compare
 from tandem.vocabulary import Cause
 from tandem_worker.drift.flight import Flight, launch, master_outputs, sketch_shape
 from tandem_worker.link import frames as f

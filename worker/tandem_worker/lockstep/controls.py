@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.statistics import compare
+from tandem.statistics.mismatch import compare
 from tandem_worker.chain import Op, Plan, TensorSpec, digest_name
 from tandem_worker.lockstep.machine import Execution, Machine
 from tandem_worker.lockstep.transfer import lanes_bytes

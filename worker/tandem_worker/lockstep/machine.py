@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tandem.faults import FaultProfile, StateFlip, rows, state_flips
+from tandem.faults.injection import FaultProfile, StateFlip, rows, state_flips
 from tandem_worker.chain import Chain, Op, Plan, TensorSpec
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from tandem.errors import LinkError, PairError
 from tandem.records import MismatchRecord
-from tandem.statistics import Difference, compare
+from tandem.statistics.mismatch import Difference, compare
 from tandem.vocabulary import Cause, SyncMode
 from tandem_worker.chain import Op
 from tandem_worker.link import frames as f

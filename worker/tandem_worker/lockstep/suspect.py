@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from tandem.errors import LinkError
-from tandem.faults import LOGGED
+from tandem.faults.injection import LOGGED
 from tandem.vocabulary import SyncMode
 from tandem_worker.chain import Op
 from tandem_worker.link import frames as f

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from tandem.records import GradientRecord
-from tandem.statistics import Pieces
+from tandem.statistics.mismatch import Pieces
 from tandem.vocabulary import Cause
 from tandem_worker.chain import Op
 from tandem_worker.lockstep.machine import Execution

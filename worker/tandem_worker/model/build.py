@@ -12,7 +12,7 @@ import jax
 from jax.sharding import AxisType, Mesh
 
 from tandem.errors import SetupError
-from tandem.faults import FaultProfile, can_act
+from tandem.faults.injection import FaultProfile, can_act
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem_worker.chain import Chain, Plan, TensorSpec, digest_name
 from tandem_worker.model.compile import CPU_IN_FLIGHT, InFlight, compile_digest, compile_program, fingerprint, injected

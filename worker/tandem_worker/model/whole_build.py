@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from tandem.faults import FaultProfile, can_act
+from tandem.faults.injection import FaultProfile, can_act
 from tandem.sites import Site
 from tandem.spec import ModelConfig, Training, check_tp
 from tandem.vocabulary import Workload

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from tandem.fault_files import shipped_names
+from tandem.faults.files import shipped_names
 from tandem.spec import preset_names
 from tandem_api.console import forms
 from tandem_api.console.shell import Page, answer, back, fields, may_send, viewer

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Depends, Request
 from pydantic import ValidationError
 from starlette.responses import Response
 
-from tandem.assess import Ended, Wanted
 from tandem.db.nodes import read_next
+from tandem.nodes.assess import Ended, Wanted
 from tandem.report import node_page
 from tandem_api.answers.nodes import Clear
 from tandem_api.console import shell

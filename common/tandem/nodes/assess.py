@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tandem.node_verdict import NodeDecision, NodeRules, NullPass, RunFacts, before_clearance, cleared_at, decide_node
+from tandem.nodes.verdict import NodeDecision, NodeRules, NullPass, RunFacts, before_clearance, cleared_at, decide_node
 from tandem.vocabulary import Kind, NodeVerdict, Verdict, Workload
 
 PATIENCE = 2

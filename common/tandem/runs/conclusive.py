@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tandem.attempt import LEAST_REPEATS, Attempt, parity_of, suspect_differs
-from tandem.lineage import resumed_at
+from tandem.runs.attempt import LEAST_REPEATS, Attempt, parity_of, suspect_differs
+from tandem.runs.lineage import resumed_at
 from tandem.vocabulary import REGULAR_ENDS, Arm, Cause, ControlName, Role, Workload
 
 REQUIRED_PARITY = (

@@ -10,9 +10,9 @@ from types import MappingProxyType
 from uuid import UUID
 
 from tandem import formats
-from tandem.frequency import Sums, per_element, per_step, total
-from tandem.node_profile import ClassProfile, DeviceProfile, NodeProfile, RunLine
-from tandem.node_verdict import (
+from tandem.nodes.profile import ClassProfile, DeviceProfile, NodeProfile, RunLine
+from tandem.nodes.run_profile import Cells, ClassStats, Detail, RunProfile, evidence_words
+from tandem.nodes.verdict import (
     NodeDecided,
     NodeDecision,
     NodeRules,
@@ -23,11 +23,11 @@ from tandem.node_verdict import (
     decide_node,
     present,
 )
-from tandem.noise import LeafNoise
-from tandem.run_profile import Cells, ClassStats, Detail, RunProfile, evidence_words
-from tandem.sketch import merge, quantile
-from tandem.summary_parts import MapRow, bound, class_order
-from tandem.timing import Timing
+from tandem.runs.parts import MapRow, bound, class_order
+from tandem.statistics.frequency import Sums, per_element, per_step, total
+from tandem.statistics.noise import LeafNoise
+from tandem.statistics.sketch import merge, quantile
+from tandem.statistics.timing import Timing
 from tandem.vocabulary import Arm, NodeVerdict, Verdict, Workload
 
 

@@ -13,13 +13,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandem import __version__, formats, noise, published
-from tandem.drift import best, spikes_of
-from tandem.fault_files import load_profile
-from tandem.paper_events import CONFIDENCE, ENOUGH_EVENTS, Column, of_run
+from tandem import __version__, formats
+from tandem.faults.files import load_profile
+from tandem.paper import published
+from tandem.paper.events import CONFIDENCE, ENOUGH_EVENTS, Column, of_run
 from tandem.records import RunRecords
+from tandem.runs.summary import summarise
 from tandem.spec import RunSpec
-from tandem.summary import summarise
+from tandem.statistics import noise
+from tandem.statistics.drift import best, spikes_of
 from tandem.vocabulary import Arm, Verdict, Workload
 
 LABEL = (

@@ -10,9 +10,9 @@ import math
 from dataclasses import dataclass
 
 from tandem import formats
-from tandem.drift import DriftLine, drift_lines, spikes_of
-from tandem.lineage import counts, lineage, resumed_at
 from tandem.records import DriftRecord, RunRecords, StepRecord
+from tandem.runs.lineage import counts, lineage, resumed_at
+from tandem.statistics.drift import DriftLine, drift_lines, spikes_of
 from tandem.vocabulary import Arm
 
 EXACT = "exact"
@@ -68,9 +68,9 @@ class DriftSummary:
     groups: list[DriftPoint]
     """Exact ones of single parameter groups."""
     lines: list[DriftLine]
-    """Onset, end and rate of each arm that has drift (`tandem.drift`)."""
+    """Onset, end and rate of each arm that has drift (`tandem.statistics.drift`)."""
     spikes: dict[str, list[int]]
-    """Arm -> steps at which a spike of its loss begins (`tandem.drift.loss_spikes`)."""
+    """Arm -> steps at which a spike of its loss begins (`tandem.statistics.drift.loss_spikes`)."""
     first_divergence: int | None
     """First step with a digest that differed; None: all were equal."""
     resumed: dict[int, int]

@@ -1,6 +1,6 @@
 """How often and when a run's steps mismatched, with intervals that respect bursts. Pure.
 
-The steps are those that a rate may count (`tandem.independent`).
+The steps are those that a rate may count (`tandem.runs.independent`).
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tandem.frequency import Rate, design_effect, per_element, per_step, sums
-from tandem.independent import affected
 from tandem.records import ClassCounts, StepRecord
+from tandem.runs.independent import affected
 from tandem.sites import in_frequency
-from tandem.timing import Timing, timing
+from tandem.statistics.frequency import Rate, design_effect, per_element, per_step, sums
+from tandem.statistics.timing import Timing, timing
 
 
 @dataclass(frozen=True, slots=True)

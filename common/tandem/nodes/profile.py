@@ -10,13 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from tandem.drift import DriftLine
-from tandem.frequency import Rate
-from tandem.node_verdict import NodeDecision, RunFacts
-from tandem.noise import Noise
-from tandem.run_profile import TimelineBin
-from tandem.summary_parts import Bound, MapRow
-from tandem.timing import Timing
+from tandem.nodes.run_profile import TimelineBin
+from tandem.nodes.verdict import NodeDecision, RunFacts
+from tandem.runs.parts import Bound, MapRow
+from tandem.statistics.drift import DriftLine
+from tandem.statistics.frequency import Rate
+from tandem.statistics.noise import Noise
+from tandem.statistics.timing import Timing
 from tandem.vocabulary import NodeVerdict
 
 SHOWN = 100
@@ -40,7 +40,7 @@ class ClassProfile:
     """Steps in which the class was compared."""
     affected_steps: int
     per_element: Rate | None
-    """Mismatching / all elements, steps as clusters (``tandem.frequency``)."""
+    """Mismatching / all elements, steps as clusters (``tandem.statistics.frequency``)."""
     per_step: Rate | None
     """Share of steps with a mismatch in this class; exact."""
     severity_mean: float | None
@@ -96,7 +96,7 @@ class NodeProfile:
     node: str
     verdict: NodeVerdict
     rule: str
-    """Stable name of the rule that decided (``tandem.node_verdict``)."""
+    """Stable name of the rule that decided (``tandem.nodes.verdict``)."""
     sentence: str
     """The verdict with its rule, for people, one line."""
     evidence: str
@@ -146,7 +146,7 @@ class NodeProfile:
     bits: dict[int, list[int]]
     """Width of the element in bits -> how often each bit differed, least significant first."""
     severities: dict[int, int]
-    """Bin of ``tandem.sketch`` -> tensors, by their median severity."""
+    """Bin of ``tandem.statistics.sketch`` -> tensors, by their median severity."""
     extents: dict[str, int]
     replays: dict[str, int]
     """Replay class -> mismatching tensors of cause ``compute``."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tandem.errors import SpecError
-from tandem.fault_profile import FaultProfile, ReadFrom, numbered
+from tandem.faults.profile import FaultProfile, ReadFrom, numbered
 
 _HEADER = re.compile(r"\s*\[\[\s*fault\s*\]\]")
 

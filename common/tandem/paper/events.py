@@ -2,7 +2,8 @@
 
 A *fault event* is a spike: a run of steps in which a class of sites mismatches, with fewer than ``APART`` clean steps
 in between, whatever the number of sites, ranks and elements. Spikes are independent of each other, their elements are
-not, so the interval of a frequency takes each event, and each clean step, as one cluster (``tandem.frequency``).
+not, so the interval of a frequency takes each event, and each clean step, as one cluster
+(``tandem.statistics.frequency``).
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandem import formats, frequency, published
+from tandem import formats
+from tandem.paper import published
 from tandem.records import RunRecords
+from tandem.statistics import frequency
 from tandem.vocabulary import Module, Phase
 
 APART = 2

@@ -12,19 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tandem import formats
-from tandem import summary_parts as parts
-from tandem.attempt import devices_of_node
-from tandem.independent import independent
-from tandem.lineage import resumed_at
 from tandem.records import ControlRecord, MismatchRecord, RunRecords, RunRow
+from tandem.runs import parts
+from tandem.runs.attempt import devices_of_node
+from tandem.runs.drift import DriftSummary, summarise_drift
+from tandem.runs.drift import not_measured as drift_not_measured
+from tandem.runs.independent import independent
+from tandem.runs.lineage import resumed_at
+from tandem.runs.noise import NoiseSummary, summarise_noise
+from tandem.runs.noise import not_measured as noise_not_measured
+from tandem.runs.parts import Bound, ControlLine, Counts, FaultTruth, MapRow, StepPoint
+from tandem.runs.rates import Rates, class_rates, overall, timing_of
 from tandem.sites import in_frequency
-from tandem.summary_drift import DriftSummary, summarise_drift
-from tandem.summary_drift import not_measured as drift_not_measured
-from tandem.summary_noise import NoiseSummary, summarise_noise
-from tandem.summary_noise import not_measured as noise_not_measured
-from tandem.summary_parts import Bound, ControlLine, Counts, FaultTruth, MapRow, StepPoint
-from tandem.summary_rates import Rates, class_rates, overall, timing_of
-from tandem.timing import Timing
+from tandem.statistics.timing import Timing
 from tandem.vocabulary import UNSYNCHRONISED, Arm, AttemptState, Cause, ReplayClass, Verdict, Workload
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class RunSummary:
     mismatched_elements: int
     table: list[Counts]
     """One line per phase x module: per-rank partials (the paper's table), or gradient leaves; empty where no value is
-    kept equal. All counts of classes, rates and times are of the steps that count (`tandem.independent`)."""
+    kept equal. All counts of classes, rates and times are of the steps that count (`tandem.runs.independent`)."""
     others: list[Counts]
     """Every other tensor family, a line each."""
     findings: dict[str, int]

@@ -12,7 +12,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tandem.attempt import (
+from tandem.formats import plural
+from tandem.records import MismatchRecord, RunRecords
+from tandem.runs.attempt import (
     Attempt,
     counted_tensors,
     devices_of_node,
@@ -23,11 +25,9 @@ from tandem.attempt import (
     suspect_differs,
     unequal_answers,
 )
-from tandem.bounds import CONFIDENCE, zero_bound
-from tandem.conclusive import REQUIRED_PROGRAMS, images, node, why_inconclusive
-from tandem.formats import plural
-from tandem.lineage import resumed_at
-from tandem.records import MismatchRecord, RunRecords
+from tandem.runs.conclusive import REQUIRED_PROGRAMS, images, node, why_inconclusive
+from tandem.runs.lineage import resumed_at
+from tandem.statistics.bounds import CONFIDENCE, zero_bound
 from tandem.vocabulary import Arm, Cause, ControlName, ReplayClass, Verdict
 
 

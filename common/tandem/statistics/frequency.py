@@ -2,7 +2,7 @@
 
 *Per step*: of the compared steps, those in which anything mismatched; exact (Clopper-Pearson). This is the primary
 rate: a burst within a step counts once. Steps of one spike still follow one another, so where bursts last for many
-steps (``tandem.timing``) this interval too is narrower than it should be.
+steps (``tandem.statistics.timing``) this interval too is narrower than it should be.
 
 *Per element*: mismatching / all elements. Elements of a step are not independent, so steps are taken as clusters: the
 variance is that of the ratio estimator, linearised, clusters drawn with replacement (Cochran, Sampling Techniques,
@@ -21,7 +21,7 @@ from statistics import NormalDist
 
 import msgspec
 
-from tandem.bounds import CONFIDENCE, interval, student_t, zero_bound
+from tandem.statistics.bounds import CONFIDENCE, interval, student_t, zero_bound
 
 
 class Sums(msgspec.Struct, frozen=True, array_like=True):

@@ -1,6 +1,6 @@
 """Gradient noise of a run (RQ2), as one structure: what the records of workload ``gradient`` say. Pure.
 
-Ratios and their rules are those of `tandem.noise`; here they stand step by step and leaf by leaf.
+Ratios and their rules are those of `tandem.statistics.noise`; here they stand step by step and leaf by leaf.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tandem import formats
-from tandem.noise import Noise, noise, ratio
 from tandem.records import GradientRecord, MismatchRecord, RunRecords, StepRecord
+from tandem.statistics.noise import Noise, noise, ratio
 from tandem.vocabulary import Phase
 
 _GRADIENT = f"{Phase.BWD}/"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from tandem import formats
 from tandem.records import MismatchRecord
-from tandem.summary import Bound, Counts, RunSummary
+from tandem.runs.summary import Bound, Counts, RunSummary
 
 if TYPE_CHECKING:
     from tandem.answers import Share

@@ -14,19 +14,19 @@ from math import isfinite
 import msgspec
 
 from tandem import formats
-from tandem import summary_parts as parts
-from tandem.attempt import devices_of_node
-from tandem.drift import DriftLine, drift_lines, spikes_of
-from tandem.frequency import Sums, sums
-from tandem.independent import affected, independent
-from tandem.lineage import resumed_at
-from tandem.noise import Noise, noise
 from tandem.records import MismatchRecord, RunRecords, StepRecord
+from tandem.runs import parts
+from tandem.runs.attempt import devices_of_node
+from tandem.runs.independent import affected, independent
+from tandem.runs.lineage import resumed_at
+from tandem.runs.rates import timing_of
+from tandem.runs.verdict import AttemptFacts, attempt_facts
 from tandem.sites import in_frequency
-from tandem.sketch import sketch
-from tandem.summary_rates import timing_of
-from tandem.timing import Timing
-from tandem.verdict import AttemptFacts, attempt_facts
+from tandem.statistics.drift import DriftLine, drift_lines, spikes_of
+from tandem.statistics.frequency import Sums, sums
+from tandem.statistics.noise import Noise, noise
+from tandem.statistics.sketch import sketch
+from tandem.statistics.timing import Timing
 from tandem.vocabulary import REGULAR_ENDS, AttemptState, Cause, ReplayClass, Verdict, Workload
 
 VERSION = 2

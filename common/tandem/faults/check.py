@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tandem.errors import SpecError
-from tandem.fault_bits import dtype_bits
-from tandem.fault_profile import SLOTS, Fault, FaultProfile
+from tandem.faults.bits import dtype_bits
+from tandem.faults.profile import SLOTS, Fault, FaultProfile
 from tandem.sites import Site
 from tandem.vocabulary import Module, Phase
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tandem import sketch
-from tandem.drift import DriftLine
-from tandem.frequency import Rate, Sums
 from tandem.json_parts import bits_json, bound_json, cells_json, counts_json, timing_json
-from tandem.node_profile import ClassProfile, DeviceProfile, NodeProfile, RunLine
-from tandem.node_verdict import NodeDecided, NodeDecision
-from tandem.noise import Noise
-from tandem.run_profile import Detail
-from tandem.summary_parts import MapRow
+from tandem.nodes.profile import ClassProfile, DeviceProfile, NodeProfile, RunLine
+from tandem.nodes.run_profile import Detail
+from tandem.nodes.verdict import NodeDecided, NodeDecision
+from tandem.runs.parts import MapRow
+from tandem.statistics import sketch
+from tandem.statistics.drift import DriftLine
+from tandem.statistics.frequency import Rate, Sums
+from tandem.statistics.noise import Noise
 
 
 def to_json(p: NodeProfile) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def fleet_json(node: str, decided: NodeDecided, **more: object) -> dict[str, Any
 
 def statistics_json(d: Detail) -> dict[str, Any]:
     """The statistics of a run: ``tandem verdict RUN --json``."""
-    from tandem.frequency import per_element, per_step
+    from tandem.statistics.frequency import per_element, per_step
 
     return {
         "classes": [

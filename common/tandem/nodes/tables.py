@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from tandem import formats, tables
-from tandem.drift import DriftLine
-from tandem.frequency import Rate
-from tandem.node_profile import SHOWN, ClassProfile, NodeProfile, RunLine
-from tandem.noise import Noise
-from tandem.timing import Timing
+from tandem import formats
+from tandem.nodes.profile import SHOWN, ClassProfile, NodeProfile, RunLine
+from tandem.runs import tables
+from tandem.statistics.drift import DriftLine
+from tandem.statistics.frequency import Rate
+from tandem.statistics.noise import Noise
+from tandem.statistics.timing import Timing
 
 
 def lines(p: NodeProfile) -> list[str]:

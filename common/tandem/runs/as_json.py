@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from tandem.frequency import Rate
 from tandem.json_parts import bits_json, bound_json, cells_json, counts_json, timing_json
 from tandem.records import MismatchRecord
-from tandem.summary import RunSummary
-from tandem.summary_drift import DriftSummary
-from tandem.summary_noise import NoiseSummary
-from tandem.summary_parts import Counts, FaultTruth
-from tandem.summary_rates import Rates
+from tandem.runs.drift import DriftSummary
+from tandem.runs.noise import NoiseSummary
+from tandem.runs.parts import Counts, FaultTruth
+from tandem.runs.rates import Rates
+from tandem.runs.summary import RunSummary
+from tandem.statistics.frequency import Rate
 
 if TYPE_CHECKING:
     from tandem.answers import ArmResult, Share

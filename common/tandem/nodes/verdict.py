@@ -30,7 +30,7 @@ from types import MappingProxyType
 from uuid import UUID
 
 from tandem import formats
-from tandem.bounds import CONFIDENCE, rate_bound, zero_bound
+from tandem.statistics.bounds import CONFIDENCE, rate_bound, zero_bound
 from tandem.vocabulary import CLEARED, Kind, NodeVerdict, Verdict, Workload
 
 

@@ -1,7 +1,7 @@
 """Fault profiles: recipes for injected corruption (synthetic runs only). Pure; no jax.
 
-A profile is a TOML file: ``name``, ``description``, ``seed`` and a list of ``[[fault]]``, see
-``Fault`` and the examples under ``fault_profiles/``. ``tandem.faults`` turns it into the injector's parameters.
+A profile is a TOML file: ``name``, ``description``, ``seed`` and a list of ``[[fault]]``, see ``Fault`` and the
+examples under ``fault_profiles/``. ``tandem.faults.injection`` turns it into the injector's parameters.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from tandem.fault_bits import BitName, as_tuple, bit_choice, bit_positions
+from tandem.faults.bits import BitName, as_tuple, bit_choice, bit_positions
 from tandem.sites import Site
 from tandem.vocabulary import Module, Phase
 

@@ -31,8 +31,8 @@ def independent(steps: Iterable[StepRecord], workload: str, resumed: Collection[
     Args:
         steps: of any number of attempts, in any order.
         workload: of the run.
-        resumed: attempts that went on from a checkpoint (`tandem.lineage.resumed_at`): what differs in their step 0
-            stays as it is; without that step nothing is known.
+        resumed: attempts that went on from a checkpoint (`tandem.runs.lineage.resumed_at`): what differs in their
+            step 0 stays as it is; without that step nothing is known.
     """
     ordered = sorted(steps, key=lambda s: (s.attempt, s.step))
     if workload not in UNSYNCHRONISED:

@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tandem.errors import SpecError
-from tandem.fault_bits import BIT_NAMES, dtype_bits, named_bits
-from tandem.fault_check import check_profile, has_tap
-from tandem.fault_files import load_profile
-from tandem.fault_profile import MAX_BITS, MAX_ELEMENTS, SLOTS, Burst, Fault, FaultProfile, mix64
+from tandem.faults.bits import BIT_NAMES, dtype_bits, named_bits
+from tandem.faults.check import check_profile, has_tap
+from tandem.faults.files import load_profile
+from tandem.faults.profile import MAX_BITS, MAX_ELEMENTS, SLOTS, Burst, Fault, FaultProfile, mix64
 from tandem.sites import Site
 
 __all__ = [

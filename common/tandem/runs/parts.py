@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from tandem.bounds import CONFIDENCE, rate_bound, zero_bound
 from tandem.records import ControlRecord, FaultRecord, MismatchRecord, RunRecords, StepRecord
 from tandem.sites import in_frequency
+from tandem.statistics.bounds import CONFIDENCE, rate_bound, zero_bound
 from tandem.vocabulary import Cause, ControlName, Module, Phase, Role
 
 _PHASES = {p.value: i for i, p in enumerate(Phase)}

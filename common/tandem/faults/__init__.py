@@ -1,0 +1,1 @@
+"""Fault profiles: what is injected into synthetic runs, where it acts, and which are shipped."""

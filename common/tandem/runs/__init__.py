@@ -1,0 +1,1 @@
+"""What the records of one run say: its verdict, its summary, and how both are shown."""
