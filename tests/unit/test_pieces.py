@@ -85,16 +85,18 @@ class Pair:
 
 
 @given(
-    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(8, 200), st.integers(4, 64), st.integers(1, 200),
+    st.lists(st.integers(1, 40), min_size=1, max_size=6), st.integers(8, 200),
+    st.integers(4, 64), st.integers(1, 200), st.integers(1, 64),
     st.sets(st.tuples(st.integers(0, 5), st.integers(0, 1), st.integers(0, 9))),
 )  # fmt: skip
 def test_pieces_are_the_tensors(
-    sizes: list[int], exchange_bytes: int, piece: int, apart: int, bad: set[tuple[int, int, int]]
+    sizes: list[int], exchange_bytes: int, piece: int, apart: int, first: int, bad: set[tuple[int, int, int]]
 ) -> None:
     """Some pieces arrive changed the first time, while later ones are under way already."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "PIECE", piece)
         patch.setattr(pieces, "APART", apart)
+        patch.setattr(pieces, "FIRST", first)
         pair = Pair(sizes, exchange_bytes, lambda place, time: time == 1 and place in bad)
         pair.fetch()
     assert pair.transport == [True] * len(pair.transport)
@@ -127,8 +129,19 @@ def test_a_large_tensor_is_sent_from_where_it_lies() -> None:
     pair.channel.send = lambda want: (wants.append(want), answer(want))
     pair.fetch()
     large = [want for want in wants if any(sizes[output] > 8 for output, *_ in want.parts)]
-    assert [len(want.parts) for want in large] == [1] * 6
-    assert len(wants) == 6 + 3
+    assert {len(want.parts) for want in large} == {1}
+    assert len(wants) == len(large) + 3
+
+
+def test_the_first_pieces_are_small_so_that_all_soon_have_something_to_do() -> None:
+    pair = Pair([2 * pieces.PIECE], 256 << 20, lambda *_: False)
+    wants: list[f.Want] = []
+    answer = pair.channel.send
+    pair.channel.send = lambda want: (wants.append(want), answer(want))
+    pair.fetch()
+    sizes = [4 * want.parts[0][3] for want in wants if want.parts[0][1] == 0]
+    assert sizes[:5] == [pieces.FIRST << n for n in range(5)]
+    assert sizes[4] == pieces.PIECE == max(sizes)
 
 
 def test_digests_of_pieces_tell_any_changed_byte() -> None:

@@ -21,6 +21,11 @@ from tandem_worker.lockstep.transfer import piece_digest
 
 PIECE = f.CHUNK
 """Most bytes of a piece: one message of the link, which is taken as it came, without a copy."""
+FIRST = 256 << 10
+"""Most bytes of the first piece; each may be twice as large as the one before it. Until a first one has been read,
+encrypted, carried and decrypted, one behind another, everybody else waits.
+"""
+
 APART = 512 << 10
 """Bytes from which on a tensor shares no piece: copying it would cost more than a message does."""
 
@@ -84,23 +89,29 @@ class Exchange:
     def _cut(self, places: Sequence[Place]) -> Iterator[_Piece]:
         largest = min(PIECE, self._side.settings.exchange_bytes // 2)
         parts: list[f.Part] = []
-        room = largest
+        limit = room = min(FIRST, largest)
+
+        def cut() -> _Piece:
+            nonlocal parts, limit, room
+            piece = _Piece(parts, limit - room)
+            limit = room = min(2 * limit, largest)
+            parts = []
+            return piece
+
         for output, rank in places:
             start, elements, width = 0, self._execution.op.sites[output].elements, self._dtype(output).itemsize
             apart = elements * width >= APART
             if apart and parts:
-                yield _Piece(parts, largest - room)
-                parts, room = [], largest
+                yield cut()
             while start < elements:
                 count = min(max(room // width, 0 if parts else 1), elements - start)
                 if count:
                     parts.append((output, rank, start, count))
                     start, room = start + count, room - count * width
                 if start < elements or apart or len(parts) == f.PARTS:
-                    yield _Piece(parts, largest - room)
-                    parts, room = [], largest
+                    yield cut()
         if parts:
-            yield _Piece(parts, largest - room)
+            yield cut()
 
     def _ask(self) -> None:
         """Ask for as much as may be under way."""
