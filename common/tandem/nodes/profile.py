@@ -152,7 +152,7 @@ class NodeProfile:
     """Replay class -> mismatching tensors of cause ``compute``."""
     findings: dict[str, int]
     """Outside every frequency: ``state``, ``digest`` -> rows, ``self_replay`` -> programs that differed from
-    themselves."""
+    themselves, ``unequal_answers`` -> answers whose scores differed."""
     nonfinite: int
     """Mismatching elements that are NaN or infinite on the node."""
     nullified: int
