@@ -245,6 +245,7 @@ def test_a_resumed_training_has_the_same_bits_as_one_without_interruption(tmp_pa
         assert {(m.step, m.cause) for m in again.records.mismatches} == {(0, Cause.DERIVED)}
         assert all(s.rows == 0 for s in again.records.steps[1:])
         assert {d.step for d in again.records.drifts} == {5, 6}
+        assert drift.first_divergence == 3
 
 
 def test_a_suspects_checkpoint_that_is_not_what_it_reported_is_a_finding(tmp_path: Path) -> None:

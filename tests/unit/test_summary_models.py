@@ -103,6 +103,10 @@ def test_what_a_resumed_attempt_replaced_is_no_part_of_the_course() -> None:
     assert resumed.steps == whole.steps
     assert resumed.points == whole.points
     assert (whole.resumed, resumed.resumed) == ({}, {2: 20})
+    assert (whole.first_divergence, resumed.first_divergence) == (12, 12)
+    alone = changed(RESUMED, attempts=RESUMED.attempts[1:], steps=[s for s in RESUMED.steps if s.attempt == 2])
+    continued = summarise(alone).drift
+    assert (continued.started_from, continued.first_divergence) == (20, 12)  # as its checkpoint says
     assert resumed.started_from == 0
 
 

@@ -13,7 +13,7 @@ from tandem import formats
 from tandem.records import DriftRecord, RunRecords, StepRecord
 from tandem.runs.lineage import counts, lineage, resumed_at
 from tandem.statistics.drift import DriftLine, drift_lines, spikes_of
-from tandem.vocabulary import Arm
+from tandem.vocabulary import Arm, Cause, ControlName
 
 EXACT = "exact"
 
@@ -72,7 +72,7 @@ class DriftSummary:
     spikes: dict[str, list[int]]
     """Arm -> steps at which a spike of its loss begins (`tandem.statistics.drift.loss_spikes`)."""
     first_divergence: int | None
-    """First step with a digest that differed; None: all were equal."""
+    """First step with a digest that differed, also where an earlier run or attempt had it; None: all were equal."""
     resumed: dict[int, int]
     """Attempt -> step of the checkpoint from which it went on."""
     started_from: int
@@ -124,7 +124,17 @@ def summarise_drift(records: RunRecords) -> DriftSummary:
     }
     points = [_point(rows[key]) for key in sorted(rows)]
     differed = {step for step, row in steps.items() if _differed(row)}
-    differed |= {m.step for m in records.mismatches if counts(course, m.attempt, m.step)}
+    differed |= {
+        m.step
+        for m in records.mismatches
+        if counts(course, m.attempt, m.step) and (m.step > 0 or m.cause is not Cause.DERIVED)
+    }
+    # What differed in a loaded checkpoint began before it: the checkpoint says when, and its rows are of step 0.
+    differed |= {
+        c.detail["diverged"]
+        for c in records.controls
+        if c.name is ControlName.RESUMED and c.attempt in course and c.detail.get("diverged", 0) > 0
+    }
     return DriftSummary(
         steps=[
             StepValues(n, s.loss_reference, s.loss_suspect, s.grad_norm_reference, s.grad_norm_suspect)
