@@ -196,6 +196,8 @@ def test_the_suspects_state_that_changed_between_steps_is_state_and_not_the_step
         (2, 1, "input.master.attn.0.wq", 1, 5)
     ]
     assert {m.cause for m in outcome.records.mismatches} == {Cause.STATE, Cause.DERIVED}
+    told = summarise(outcome.records)
+    assert (told.timing.steps, told.timing.affected, told.mismatched_sites) == (2, 0, 0)  # what follows says nothing
 
 
 # -- checkpoints ---------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from tandem.statistics.sketch import sketch
 from tandem.statistics.timing import Timing
 from tandem.vocabulary import REGULAR_ENDS, AttemptState, Cause, ReplayClass, Verdict, Workload
 
-VERSION = 3
+VERSION = 4
 """Of what is stored: a run whose summary has another one is summarised anew, as long as its rows are there."""
 BINS = 120
 """Most bins of an attempt's timeline."""
