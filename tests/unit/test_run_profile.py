@@ -196,6 +196,18 @@ def test_noise_and_drift_reach_the_node() -> None:
     assert any("unbounded" in line for line in lines(p))
 
 
+@pytest.mark.parametrize("other", [{"model": "tiny"}, {"devices": ("cuda:0",)}])
+def test_a_leaf_has_one_width_in_one_model_split_one_way(other: dict[str, object]) -> None:
+    """What another model, or another share of it, compared of a leaf of that name is not known where it never differed:
+    it adds nothing, in place of a width that is not its own.
+    """
+    noisy = node_run(workload="gradient", gradients=[gradient(2, 0.5, 10.0, "attn.0.wq", 40)], steps=10)
+    quiet = node_run(workload="gradient", steps=10, seed=2)
+    small = node_run(workload="gradient", steps=1000, seed=3, **other)  # type: ignore[arg-type]
+    p = summarise_node("sick", summarised(noisy, quiet, small))
+    assert p.leaves == {"attn.0.wq": 40 / (100 * 20)}
+
+
 def test_nothing_that_is_not_finite_reaches_the_stored_document() -> None:
     records = node_run(hits={3: 5, 4: 1}, workload="gradient", gradients=[gradient(3, math.inf, math.nan)],
         drifts=[drift(1, math.nan), drift(2, 1e308), drift(3, math.inf)])  # fmt: skip
