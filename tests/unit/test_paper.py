@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from db_samples import fault, mismatch
 from sample_runs import sample_run
 from tandem.cli.app import main
 from tandem.paper.check import CHECKS, paper, published, same, unusable
@@ -120,6 +122,29 @@ def test_what_is_not_there_is_missed() -> None:
     assert [line.status for line in quiet.lines if line.node == "node 2"] == ["read back"] * 4
     loud = paper({clean: with_classes(RIGHT, 10, 200)}, quick=False)
     assert len(loud.missed) == 4
+
+
+@pytest.mark.parametrize(
+    ("found", "logged", "code"), [([3], [3], 0), ([2], [3], 1), ([], [3], 1), ([3], [], 1), ([], [], 0)]
+)
+def test_what_is_not_what_the_injector_logged_is_no_check_that_passed(
+    found: list[int], logged: list[int], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Frequencies may be read back all the same: their intervals are wide, the log is exact."""
+    records = with_classes(RIGHT, 10, 1500)
+    run_id = records.run.run_id
+    records.mismatches = [msgspec.structs.replace(mismatch(run_id, 1), mismatched=n) for n in found]
+    records.faults = [msgspec.structs.replace(fault(run_id, 1), changed=n) for n in logged]
+    told = paper({NODE_11: records}, quick=False)
+    assert (not told.missed, len(told.unequal)) == (True, code)
+    assert ("1 run NOT EQUAL to the injector's log" in headline(told)) == bool(code)
+    assert ('class="verdict v-mismatch"' in render(told)) == bool(code)
+    monkeypatch.setattr("tandem.cli.paper._measure_all", lambda specs, *_, **__: dict.fromkeys(specs, records))
+    monkeypatch.setattr("tandem.cli.paper.database_url", nullcontext)
+    with pytest.raises(SystemExit) as stop:
+        main(["paper", "--profile", "node-11", "--quick"])
+    assert stop.value.code == code
+    assert ("NOT EQUAL" in capsys.readouterr().out) == bool(code)
 
 
 def test_an_inconclusive_run_measures_nothing() -> None:

@@ -51,7 +51,8 @@ def paper(
     This is not a reproduction of the paper's hardware. Runs of an earlier call are used again, so a call that was
     interrupted goes on where it was.
 
-    Exit codes: 0 all that was measured is read back, 1 something is not, 2 a run was inconclusive or could not be made.
+    Exit codes: 0 all that was measured is read back, 1 something is not, or is not what the injector logged, 2 a run
+    was inconclusive or could not be made.
     """
     from tandem.paper.check import CHECKS, paper
 
@@ -83,7 +84,7 @@ def paper(
 
         note(f"page: {write(render(found), output)}")
     failed = [check for check in todo if not _usable(done[check])]
-    raise typer.Exit(EXIT_MISMATCH if found.missed else EXIT_INCONCLUSIVE if failed else EXIT_MATCH)
+    raise typer.Exit(EXIT_MISMATCH if found.failed else EXIT_INCONCLUSIVE if failed else EXIT_MATCH)
 
 
 def _usable(records: RunRecords | str) -> bool:

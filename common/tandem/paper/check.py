@@ -29,6 +29,8 @@ LABEL = (
     "The faults are injected by profiles that were made from the published values."
 )
 
+NOT_EQUAL = "NOT EQUAL"
+
 # -- what is run and what is read from it --------------------------------------------------------------
 
 
@@ -154,6 +156,16 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True):
         """What was measured and is not what was known to be there."""
         return [line for line in self.lines if line.status == "missed"]
 
+    @property
+    def unequal(self) -> list[Ran]:
+        """Conclusive runs that found other elements than the injector's log names."""
+        return [r for r in self.runs if r.truth == NOT_EQUAL and r.verdict in (Verdict.MATCH, Verdict.MISMATCH)]
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything that was measured is not what was there."""
+        return bool(self.missed or self.unequal)
+
 
 def paper(done: Mapping[Check, RunRecords | str], *, quick: bool, most: int | None = None) -> Paper:
     """Published and measured values side by side.
@@ -186,7 +198,10 @@ def _ran(check: Check, records: RunRecords) -> Ran:
     summary = summarise(records)
     truth = "faults inside submodules and steps spread: not comparable element by element"
     if summary.faults is not None and check.workload is Workload.SUBMODULE and not operands(records):
-        truth = "equal, site by site" if summary.faults.exact else "NOT EQUAL"
+        equal = summary.faults.exact and not summary.faults.unexplained_sites
+        truth = "equal, site by site" if equal else NOT_EQUAL
+        if summary.capped:
+            truth = "the cap of rows was reached: not comparable site by site"
     return Ran(
         run=str(records.run.run_id), profile=check.profile, workload=check.workload, steps=summary.steps,
         verdict=records.run.verdict, sentence=records.run.sentence, duration_s=summary.duration_s, truth=truth,
