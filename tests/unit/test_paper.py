@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from db_samples import fault, mismatch
 from sample_runs import sample_run
 from tandem.cli.app import main
+from tandem.faults.files import load_profile
+from tandem.installed import NOT_USED, here
 from tandem.paper.check import CHECKS, paper, published, same, unusable
 from tandem.paper.events import CONFIDENCE, ENOUGH_EVENTS, ClassTotals, Measured, clustered, measured
 from tandem.records import ClassCounts, DriftRecord, GradientRecord, RunRecords
@@ -153,7 +155,17 @@ def test_an_inconclusive_run_measures_nothing() -> None:
     found = paper({NODE_11: records}, quick=False)
     assert not found.measured
     assert all("inconclusive" in line.why for line in found.lines if line.node == "node 11")
-    assert not same(NODE_11, records)
+    assert not same(NODE_11, records, {})
+
+
+@pytest.mark.parametrize("field", [None, "tandem", "image", "jaxlib", "cpu", "faults"])
+def test_a_run_of_other_code_is_not_measured_already(field: str | None) -> None:
+    records = with_classes(RIGHT, 10, 1500)
+    parity = here() | {"faults": load_profile(Path("node-11")).digest}
+    for cpu in ({}, {"cpu": NOT_USED}):
+        made = parity | cpu | ({field: "another"} if field else {})
+        records.attempts = [msgspec.structs.replace(records.attempts[0], parity=made)]
+        assert same(NODE_11, records, here()) == (field is None)
 
 
 def noisy(worst: float, steps: int = 200) -> RunRecords:

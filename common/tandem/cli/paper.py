@@ -135,9 +135,10 @@ def _measure(check: Check, spec: RunSpec, title: str, url: str, stop: Stop, *, f
 
 
 def _earlier(check: Check, spec: RunSpec, url: str) -> RunRecords | None:
-    """A run of the same check by the same Tandem, to its end; the newest."""
+    """A run of the same check by the same code on the same CPU, to its end; the newest."""
     from tandem.db.engine import connect
     from tandem.db.queries import list_runs, load_run
+    from tandem.installed import here
     from tandem.paper.check import same
 
     engine = connect(url)
@@ -145,7 +146,7 @@ def _earlier(check: Check, spec: RunSpec, url: str) -> RunRecords | None:
         for row in list_runs(engine, KEPT_RUNS, synthetic=True, state="finished", workload=str(check.workload)):
             if row.run.spec == spec.model_dump(mode="json") and row.steps == (spec.steps or 0) + 1:
                 records = load_run(engine, row.run.run_id)
-                if same(check, records):
+                if same(check, records, here()):
                     return records
         return None
     finally:

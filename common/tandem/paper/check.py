@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandem import __version__, formats
+from tandem import formats
 from tandem.faults.files import load_profile
+from tandem.installed import made_here
 from tandem.paper import published
 from tandem.paper.events import CONFIDENCE, ENOUGH_EVENTS, Column, of_run
 from tandem.records import RunRecords
@@ -365,11 +366,13 @@ def _gradient(node: str, records: RunRecords | str, fitted_on: int) -> list[Line
     ]  # fmt: skip
 
 
-def same(check: Check, records: RunRecords) -> bool:
-    """Whether a stored run of the check's spec counts for it: same version of Tandem, same profile, conclusive."""
+def same(check: Check, records: RunRecords, now: Mapping[str, str]) -> bool:
+    """Whether a stored run of the check's spec counts for it: of this code and CPU (``installed.here``), of the same
+    profile, conclusive.
+    """
     parity = records.attempts[-1].parity if records.attempts else {}
     digest = load_profile(Path(check.profile)).digest
-    return not unusable(records) and parity.get("tandem") == __version__ and parity.get("faults") == digest
+    return not unusable(records) and made_here(parity, now) and parity.get("faults") == digest
 
 
 def _order(lines: Sequence[Line]) -> Line:
