@@ -23,6 +23,7 @@ from tandem.spec import RunSpec
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
 from tandem_worker.drift.room import Room, state_bytes
 from tandem_worker.drift.saved import check_start, content_digest, read_saved
+from tandem_worker.lockstep.inbox import StopRequested
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.init import step_inputs
 from tandem_worker.model.layout import groups
@@ -386,6 +387,22 @@ def test_where_memory_is_short_no_step_runs_ahead_and_the_bits_are_the_same(free
 
 
 # -- the baseline --------------------------------------------------------------------------------
+
+
+def test_a_baseline_that_is_stopped_says_so() -> None:
+    def stop(reference: Any, _: Any) -> None:
+        store = reference.baseline._store
+
+        def once(session: Any, flight: Any) -> None:
+            store(session, flight)
+            session.inbox.queue.put(StopRequested("stopped"))
+
+        reference.baseline._store = once
+
+    outcome = run_pair(RunSpec(steps=3, baseline="seed", **SETTINGS), tamper=stop)
+    clean_end(outcome)
+    assert {d.step for d in outcome.records.drifts if d.arm == "baseline"} == {1}
+    assert any("not trained to the end (1 of 3 steps)" in line for line in summarise(outcome.records).not_checked)
 
 
 def test_the_baseline_is_the_references_model_trained_with_another_seed() -> None:

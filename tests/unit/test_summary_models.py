@@ -149,6 +149,17 @@ def test_a_run_that_goes_on_from_an_earlier_one_says_what_it_lacks() -> None:
     assert any("Steps 1 to 10" in line for line in summarise(late).not_checked)
     alone = training_run(baseline=False).records
     assert any("no baseline" in line for line in summarise(alone).not_checked)
+
+
+@pytest.mark.parametrize("reached", [0, 12, STEPS])
+def test_a_baseline_that_was_not_trained_to_its_end_is_named(reached: int) -> None:
+    """Asked to stop, a run leaves it where it is, and ends regularly: its own training is whole."""
+    records = changed(TRAINING, drifts=[d for d in TRAINING.drifts if d.arm != "baseline" or d.step <= reached])
+    records.drifts = [d for d in records.drifts if d.arm != "baseline" or d.method != "exact" or d.step == STEPS]
+    records.run = msgspec.structs.replace(records.run, spec=records.run.spec | {"baseline": "seed"})
+    told = [line for line in summarise(records).not_checked if "baseline" in line]
+    expected = f"which was asked for, was not trained to the end ({reached} of {STEPS} steps)"
+    assert (len(told), expected in "".join(told)) == ((0, False) if reached == STEPS else (1, True))
     blind = changed(TRAINING, drifts=[msgspec.structs.replace(d, drift=None) for d in TRAINING.drifts])
     assert any("could not be trusted" in line for line in summarise(blind).not_checked)
 

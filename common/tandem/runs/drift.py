@@ -158,8 +158,8 @@ def _differed(step: StepRecord) -> bool:
     return any(c.mismatched_sites for c in step.classes.values())
 
 
-def not_measured(drift: DriftSummary) -> list[str]:
-    """What a reader must not conclude of RQ3."""
+def not_measured(drift: DriftSummary, *, asked: bool) -> list[str]:
+    """What a reader must not conclude of RQ3; ``asked``: the run was to have a baseline."""
     out = []
     if drift.started_from:
         out.append(f"Steps 1 to {drift.started_from:,}: this run goes on from a checkpoint of an earlier one.")
@@ -170,7 +170,14 @@ def not_measured(drift: DriftSummary) -> list[str]:
             f"The drift after {formats.plural(len(unknown), 'step')}: the sketch could not be trusted, and no "
             "exact measurement was due."
         )
-    if Arm.BASELINE not in drift.arms:
+    baseline = [p for p in drift.points if p.arm == Arm.BASELINE]
+    if asked and not any(p.exact for p in baseline):  # what it ends with
+        reached, last = max((p.step for p in baseline), default=0), max((v.step for v in drift.steps), default=0)
+        out.append(
+            "How far another seed alone would have drifted by the end: the baseline, which was asked for, was not "
+            f"trained to the end ({reached:,} of {formats.plural(last, 'step')})."
+        )
+    elif not baseline:
         out.append("How far another seed alone would have drifted: the run has no baseline (--baseline seed).")
     if drift.first_divergence is not None and drift.steps and drift.first_divergence < drift.steps[-1].step:
         out.append(

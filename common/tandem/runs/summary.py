@@ -304,7 +304,7 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
     if s.noise is not None:
         out += noise_not_measured(s.noise, records.mismatches)
     if s.drift is not None:
-        out += drift_not_measured(s.drift)
+        out += drift_not_measured(s.drift, asked=records.run.spec.get("baseline") is not None)
     if s.run.workload == Workload.FINETUNE:
         out += _not_answered(s)
     if s.run.verdict == Verdict.MATCH:
