@@ -19,6 +19,7 @@ from tandem.records import (
     ClosingRecord,
     ControlRecord,
     DriftRecord,
+    EvaluationRecord,
     GradientRecord,
     MismatchRecord,
     Record,
@@ -61,6 +62,7 @@ def node_run(
     reason: str = "completed",
     gradients: Sequence[GradientRecord] = (),
     drifts: Sequence[DriftRecord] = (),
+    evaluations: Sequence[EvaluationRecord] = (),
     seed: int = 0,
 ) -> RunRecords:
     """A run with its verdict.
@@ -86,6 +88,7 @@ def node_run(
         reason: of the closing record.
         gradients: records, whose run and attempt are set here; likewise ``drifts``.
         drifts: ...
+        evaluations: ...
         seed: of the run's id.
     """
     run_id = new_run_id(began, random.Random(f"{seed} {suspect} {reference} {kind} {workload}").randbytes(10))
@@ -96,8 +99,9 @@ def node_run(
     known = {"run_id": run_id, "attempt": 1}
     closing = ClosingRecord(
         run_id=run_id, attempt=1, steps=steps + 1, mismatches=len(mismatches), mismatches_total=len(mismatches),
-        controls=len(controls), faults=0, gradients=len(gradients), drifts=len(drifts), capped=False, reason=reason,
-        device_seconds=hours * HOUR, devices=list(devices), finished_at=began + 55,
+        controls=len(controls), faults=0, gradients=len(gradients), drifts=len(drifts),
+        evaluations=len(evaluations), capped=False, reason=reason, device_seconds=hours * HOUR, devices=list(devices),
+        finished_at=began + 55,
     )  # fmt: skip
     reference_host, suspect_host = hosts or (reference, suspect)
     records = RunRecords(
@@ -119,6 +123,7 @@ def node_run(
         closings=[closing],
         gradients=[msgspec.structs.replace(g, **known) for g in gradients],
         drifts=[msgspec.structs.replace(d, **known) for d in drifts],
+        evaluations=[msgspec.structs.replace(e, **known) for e in evaluations],
     )  # fmt: skip
     decision = decide(records)
     records.run = msgspec.structs.replace(
@@ -145,6 +150,14 @@ def drift(
     )
 
 
+def answer(question: str, arm: str, scores: Sequence[float]) -> EvaluationRecord:
+    """After step 10, of no run yet."""
+    return EvaluationRecord(
+        run_id=UUID(int=0), attempt=1, step=10, task="quiz", question=question, arm=arm, scores=list(scores), chosen=0,
+        answer=0,
+    )  # fmt: skip
+
+
 def store_run(engine: Engine, records: RunRecords) -> UUID:
     """Write a run as a supervisor and a reference worker do; the verdict is given by the real rules."""
     run, (attempt,) = records.run, records.attempts
@@ -162,7 +175,8 @@ def store_run(engine: Engine, records: RunRecords) -> UUID:
 
 def write(engine: Engine, records: RunRecords) -> None:
     groups: tuple[Sequence[Record], ...] = (
-        records.steps, records.mismatches, records.controls, records.gradients, records.drifts, records.closings,
+        records.steps, records.mismatches, records.controls, records.gradients, records.drifts, records.evaluations,
+        records.closings,
     )  # fmt: skip
     with open_connection(engine.url.render_as_string(hide_password=False)) as conn:
         writer.prepare(conn)

@@ -189,7 +189,10 @@ def finetune_run(seed: int = 0, questions: int = 60) -> RunRecords:
 
 
 def _resume(run: RawRun) -> None:
-    """What steps 21 to 25 of the first attempt say is not part of the course that the second one went on with."""
+    """What steps 21 to 25 of the first attempt say is not part of the course that the second one went on with.
+
+    Its step 0 tells what differed in the checkpoints, as it was since step 12.
+    """
     r = run.records
     first = r.attempts[0]
     r.attempts.append(msgspec.structs.replace(first, attempt=2))
@@ -198,9 +201,32 @@ def _resume(run: RawRun) -> None:
     r.drifts = [msgspec.structs.replace(d, attempt=2) if d.step > 20 else d for d in r.drifts]
     r.controls.append(
         ControlRecord(
-            run_id=r.run.run_id, attempt=2, name=ControlName.RESUMED, role=Role.REFERENCE, step=20, subject="", ok=True
+            run_id=r.run.run_id,
+            attempt=2,
+            name=ControlName.RESUMED,
+            role=Role.REFERENCE,
+            step=20,
+            subject="",
+            ok=True,
+            detail={"began": "", "diverged": 12, "damaged": ""},
         )
     )
+    r.mismatches += [
+        MismatchRecord(
+            run_id=r.run.run_id,
+            attempt=2,
+            step=0,
+            site=layer,
+            rank=0,
+            phase=Phase.UPDATE,
+            module=Module.ATTN,
+            layer=layer,
+            tensor="param.wq",
+            cause=Cause.DERIVED,
+            elements=50,
+        )
+        for layer in range(LAYERS)
+    ]
 
 
 def _corrupt(rng: np.random.Generator, x: np.ndarray) -> None:

@@ -22,6 +22,7 @@ Positive = Annotated[int, Field(gt=0)]
 
 
 _OF_WORKLOADS: dict[str, tuple[Workload, ...]] = {
+    "sync": (Workload.SUBMODULE, Workload.GRADIENT),
     "exchange_mib": (Workload.GRADIENT, Workload.TRAINING, Workload.FINETUNE),
     "data": (Workload.SUBMODULE, Workload.GRADIENT, Workload.TRAINING),
     **dict.fromkeys(

@@ -19,7 +19,7 @@ from tests.pairs import clean_end, found, run_pair, truth
 
 from tandem.faults.files import load_profile
 from tandem.faults.profile import FaultProfile
-from tandem.paper.check import CHECKS, WCNTS_TOLERANCE, paper, published
+from tandem.paper.check import CHECKS, ONSET, ONSET_TOLERANCE, WCNTS_TOLERANCE, paper, published
 from tandem.paper.events import ENOUGH_EVENTS, of_run
 from tandem.runs.verdict import decide
 from tandem.spec import RunSpec
@@ -39,7 +39,7 @@ def shipped(name: str) -> FaultProfile:
 
 @cache
 def bed() -> Bed:
-    names = ("node-1", "node-4", "node-6", "node-10", "node-11")
+    names = ("node-1", "node-4", "node-6", "node-10", "node-11", "node-13")
     return Bed(Setting(), [shipped(name) for name in names])
 
 
@@ -137,5 +137,18 @@ def test_the_anatomys_shares_are_those_of_a_runs_rows() -> None:
 
 def test_node_13_does_nothing_before_its_onset() -> None:
     recipe = shipped("node-13")
-    assert recipe.acting(449) == ()
-    assert len(recipe.acting(450)) == len(recipe.fault)
+    assert recipe.acting(ONSET - 1) == ()
+    assert len(recipe.acting(ONSET)) == len(recipe.fault)
+
+
+def test_node_13s_first_mismatch_is_at_its_onset() -> None:
+    """By the injector in the compiled programs: each step with and without its faults, from one state."""
+    recipe, state = shipped("node-13"), bed().trained(1)
+
+    def bits(slots: dict[str, Any]) -> dict[str, bytes]:
+        return {name: np.asarray(value).tobytes() for name, value in bed().persistent(slots).items()}
+
+    steps = range(ONSET - 10, ONSET + 11)
+    differ = [n for n in steps if bits(bed().step(state, n)) != bits(bed().step(state, n, recipe))]
+    assert differ
+    assert ONSET <= differ[0] <= ONSET + ONSET_TOLERANCE

@@ -23,6 +23,7 @@ from tandem.spec import RunSpec
 from tandem.vocabulary import Cause, ControlName, ReplayClass, Role, Verdict
 from tandem_worker.drift.room import Room, state_bytes
 from tandem_worker.drift.saved import check_start, content_digest, read_saved
+from tandem_worker.lockstep.inbox import StopRequested
 from tandem_worker.lockstep.machine import Machine
 from tandem_worker.model.init import step_inputs
 from tandem_worker.model.layout import groups
@@ -196,6 +197,8 @@ def test_the_suspects_state_that_changed_between_steps_is_state_and_not_the_step
         (2, 1, "input.master.attn.0.wq", 1, 5)
     ]
     assert {m.cause for m in outcome.records.mismatches} == {Cause.STATE, Cause.DERIVED}
+    told = summarise(outcome.records)
+    assert (told.timing.steps, told.timing.affected, told.mismatched_sites) == (2, 0, 0)  # what follows says nothing
 
 
 # -- checkpoints ---------------------------------------------------------------------------------
@@ -245,6 +248,7 @@ def test_a_resumed_training_has_the_same_bits_as_one_without_interruption(tmp_pa
         assert {(m.step, m.cause) for m in again.records.mismatches} == {(0, Cause.DERIVED)}
         assert all(s.rows == 0 for s in again.records.steps[1:])
         assert {d.step for d in again.records.drifts} == {5, 6}
+        assert drift.first_divergence == 3
 
 
 def test_a_suspects_checkpoint_that_is_not_what_it_reported_is_a_finding(tmp_path: Path) -> None:
@@ -383,6 +387,22 @@ def test_where_memory_is_short_no_step_runs_ahead_and_the_bits_are_the_same(free
 
 
 # -- the baseline --------------------------------------------------------------------------------
+
+
+def test_a_baseline_that_is_stopped_says_so() -> None:
+    def stop(reference: Any, _: Any) -> None:
+        store = reference.baseline._store
+
+        def once(session: Any, flight: Any) -> None:
+            store(session, flight)
+            session.inbox.queue.put(StopRequested("stopped"))
+
+        reference.baseline._store = once
+
+    outcome = run_pair(RunSpec(steps=3, baseline="seed", **SETTINGS), tamper=stop)
+    clean_end(outcome)
+    assert {d.step for d in outcome.records.drifts if d.arm == "baseline"} == {1}
+    assert any("not trained to the end (1 of 3 steps)" in line for line in summarise(outcome.records).not_checked)
 
 
 def test_the_baseline_is_the_references_model_trained_with_another_seed() -> None:

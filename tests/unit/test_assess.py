@@ -92,6 +92,30 @@ def test_a_model_that_clears_no_node_is_not_run_for_ever() -> None:
     assert "too small" in found.why
 
 
+FEW = {"device_count": 8}
+
+
+@pytest.mark.parametrize(
+    ("runs", "ends"),
+    [
+        ([run(1, "submodule", **FEW), run(2, "gradient", **FEW)], True),
+        ([run(1, "submodule", **FEW, device_hours=0.2), run(2, "gradient", **FEW, device_hours=0.2)], False),
+        ([run(1, "submodule", **FEW), run(2, "gradient", **FEW, devices=("gpu:2", "gpu:3"))], False),
+        ([run(1, "submodule", **FEW), run(2, "gradient", **FEW, devices=tuple(f"gpu:{n}" for n in range(8)))], False),
+    ],
+    ids=["again the same devices", "too few hours", "other devices each time", "all, not for long enough"],
+)
+def test_devices_that_no_run_reaches_are_not_waited_for(runs: list[RunFacts], ends: bool) -> None:
+    """A run that covers what the ones before it covered brings the node no nearer to its verdict."""
+    found = next_run("sick", MODEL, runs, NULLS, rules=RULES)
+    if ends:
+        assert isinstance(found, Ended)
+        assert "6 of its 8 devices" in found.why
+        assert "gpu:0, gpu:1" in found.why
+    else:
+        assert isinstance(found, Wanted)
+
+
 @pytest.mark.parametrize(
     ("name", "ours"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import re
@@ -38,6 +39,29 @@ def test_every_part_of_a_benchmark_can_be_imported(name: str) -> None:
     module = import_module(name)
     assert module.__file__ is not None
     assert not re.search(r"""["']-c["']""", Path(module.__file__).read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("name", sorted({target.partition(":")[0] for target in BENCHES.values()}))
+def test_every_bound_that_a_benchmark_names_is_that_of_a_row(name: str) -> None:
+    """A bound that no row has any more is kept by nobody, whatever the stored results still say."""
+    source = import_module(name).__file__
+    assert source is not None
+    tree = ast.parse(Path(source).read_text(encoding="utf-8"))
+    named = {
+        target.id
+        for node in tree.body if isinstance(node, ast.Assign)
+        for target in node.targets if isinstance(target, ast.Name) and target.id.startswith("BOUND")
+    }  # fmt: skip
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    makers = [each for each in functions if "row" in _called(each)]
+    assert makers, "it makes no row"
+    used = {node.id for each in makers for node in ast.walk(each) if isinstance(node, ast.Name)}
+    assert named <= used
+
+
+def _called(function: ast.AST) -> set[str]:
+    calls = [node.func for node in ast.walk(function) if isinstance(node, ast.Call)]
+    return {called.id for called in calls if isinstance(called, ast.Name)}
 
 
 def test_the_controllers_benchmark_starts_its_process(tmp_path: Path) -> None:

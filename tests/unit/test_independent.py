@@ -113,6 +113,22 @@ def test_a_step_with_findings_outside_the_frequency_alone_is_affected_nowhere(wo
     assert s.findings == p.detail.findings == n.findings == {"state": 1}
 
 
+@pytest.mark.parametrize("workload", UNSYNCHRONISED)
+def test_what_follows_from_a_changed_state_enters_no_rate(workload: str) -> None:
+    """The step that began with it has rows of the state and of its consequences, and counts none of them; those behind
+    it count every tensor, by digest, although nothing but the state was ever wrong.
+    """
+    records = node_run(workload=workload, steps=10, hits={4: 1})
+    records.mismatches = [msgspec.structs.replace(m, cause=Cause.STATE, tensor="input.w") for m in records.mismatches]
+    after = dict.fromkeys(NAMES, 8)
+    records.steps = [with_counts(s, after if s.step > 4 else {}, rows=33 * (s.step == 4)) for s in records.steps]
+    records.run = msgspec.structs.replace(records.run, verdict="mismatch")
+    s, p = summarise(records), profile_run(records)
+    for timing in (s.timing, p.detail.timing):
+        assert (timing.steps, timing.affected) == (4, 0)
+    assert (s.mismatched_sites, p.mismatched_sites, p.affected_steps) == (0, 0, 0)
+
+
 @pytest.mark.parametrize(("rows", "apart", "steps"), [(0, 2, [0, 1, 2]), (2, 1, [0])])
 def test_a_resumed_attempt_counts_as_long_as_what_it_loaded_was_equal(rows: int, apart: int, steps: list[int]) -> None:
     records = node_run(workload="training", steps=4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -12,8 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from db_samples import fault, mismatch
 from sample_runs import sample_run
 from tandem.cli.app import main
+from tandem.faults.files import load_profile
+from tandem.installed import NOT_USED, here
 from tandem.paper.check import CHECKS, paper, published, same, unusable
 from tandem.paper.events import CONFIDENCE, ENOUGH_EVENTS, ClassTotals, Measured, clustered, measured
 from tandem.records import ClassCounts, DriftRecord, GradientRecord, RunRecords
@@ -122,13 +126,46 @@ def test_what_is_not_there_is_missed() -> None:
     assert len(loud.missed) == 4
 
 
+@pytest.mark.parametrize(
+    ("found", "logged", "code"), [([3], [3], 0), ([2], [3], 1), ([], [3], 1), ([3], [], 1), ([], [], 0)]
+)
+def test_what_is_not_what_the_injector_logged_is_no_check_that_passed(
+    found: list[int], logged: list[int], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Frequencies may be read back all the same: their intervals are wide, the log is exact."""
+    records = with_classes(RIGHT, 10, 1500)
+    run_id = records.run.run_id
+    records.mismatches = [msgspec.structs.replace(mismatch(run_id, 1), mismatched=n) for n in found]
+    records.faults = [msgspec.structs.replace(fault(run_id, 1), changed=n) for n in logged]
+    told = paper({NODE_11: records}, quick=False)
+    assert (not told.missed, len(told.unequal)) == (True, code)
+    assert ("1 run NOT EQUAL to the injector's log" in headline(told)) == bool(code)
+    assert ('class="verdict v-mismatch"' in render(told)) == bool(code)
+    monkeypatch.setattr("tandem.cli.paper._measure_all", lambda specs, *_, **__: dict.fromkeys(specs, records))
+    monkeypatch.setattr("tandem.cli.paper.database_url", nullcontext)
+    with pytest.raises(SystemExit) as stop:
+        main(["paper", "--profile", "node-11", "--quick"])
+    assert stop.value.code == code
+    assert ("NOT EQUAL" in capsys.readouterr().out) == bool(code)
+
+
 def test_an_inconclusive_run_measures_nothing() -> None:
     records = with_classes(RIGHT, 10, 1500, verdict="inconclusive")
     assert unusable(records)
     found = paper({NODE_11: records}, quick=False)
     assert not found.measured
     assert all("inconclusive" in line.why for line in found.lines if line.node == "node 11")
-    assert not same(NODE_11, records)
+    assert not same(NODE_11, records, {})
+
+
+@pytest.mark.parametrize("field", [None, "tandem", "image", "jaxlib", "cpu", "faults"])
+def test_a_run_of_other_code_is_not_measured_already(field: str | None) -> None:
+    records = with_classes(RIGHT, 10, 1500)
+    parity = here() | {"faults": load_profile(Path("node-11")).digest}
+    for cpu in ({}, {"cpu": NOT_USED}):
+        made = parity | cpu | ({field: "another"} if field else {})
+        records.attempts = [msgspec.structs.replace(records.attempts[0], parity=made)]
+        assert same(NODE_11, records, here()) == (field is None)
 
 
 def noisy(worst: float, steps: int = 200) -> RunRecords:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from node_runs import BEGAN, CLASSES, HOUR, drift, gradient, node_run
+from node_runs import BEGAN, CLASSES, HOUR, answer, drift, gradient, node_run
 from pages import cells
 from tandem.nodes.as_json import to_json
 from tandem.nodes.profile import SHOWN
@@ -23,6 +23,7 @@ from tandem.nodes.tables import lines
 from tandem.nodes.verdict import NodeDecision, NullPass, RunFacts
 from tandem.records import RunRecords
 from tandem.report import node_page
+from tandem.runs.summary import summarise
 from tandem.statistics.sketch import RELATIVE_ERROR
 from tandem.vocabulary import Cause, ControlName, NodeVerdict, Role
 
@@ -126,6 +127,25 @@ def test_an_inconclusive_run_enters_no_statistic_and_stays_listed(change: dict[s
     assert "inconclusive" in p.runs[0].note
 
 
+def test_an_answer_that_differs_in_an_inconclusive_run_keeps_its_node_from_being_clean() -> None:
+    """Scores are compared bit by bit: no tensor has to differ for them to speak against a node."""
+    scores = [("q1", [0.5, 0.25]), ("q2", [0.125, 1.0])]
+    answers = [answer(q, arm, s) for q, s in scores for arm in ("reference", "suspect")]
+    answers[-1] = replace(answers[-1], scores=[0.125, math.nextafter(1.0, 2.0)])
+    finetune = lambda **more: node_run(workload="finetune", evaluations=answers, seed=1, began=BEGAN + 99, **more)
+    matches = [node_run(workload=w, hours=4.0) for w in ("submodule", "gradient")]
+    cut_off = finetune(missing=[ControlName.POSITIVE_END])
+    assert cut_off.run.verdict == "inconclusive"
+    found = profile_run(cut_off)
+    assert (found.findings, found.evidence) == (1, "1 finding in an inconclusive run")
+    p = summarise_node("sick", summarised(*matches, cut_off))
+    assert (p.verdict, p.rule) == (NodeVerdict.SUSPECTED, "inconclusive_finding")
+    assert summarise(cut_off).findings == {"unequal_answers": 1}
+    whole = profile_run(finetune())
+    assert (whole.findings, whole.evidence) == (1, "1 unequal answers")
+    assert summarise_node("sick", summarised(*matches)).verdict is NodeVerdict.CLEAN
+
+
 def test_only_the_conclusive_attempt_of_a_run_is_counted() -> None:
     """The first one was cut off after its finding: it makes the verdict, and enters no frequency."""
     first, second = (
@@ -174,6 +194,18 @@ def test_noise_and_drift_reach_the_node() -> None:
     assert p.wcnts == math.inf
     assert to_json(p)["wcnts_unbounded"] is True
     assert any("unbounded" in line for line in lines(p))
+
+
+@pytest.mark.parametrize("other", [{"model": "tiny"}, {"devices": ("cuda:0",)}])
+def test_a_leaf_has_one_width_in_one_model_split_one_way(other: dict[str, object]) -> None:
+    """What another model, or another share of it, compared of a leaf of that name is not known where it never differed:
+    it adds nothing, in place of a width that is not its own.
+    """
+    noisy = node_run(workload="gradient", gradients=[gradient(2, 0.5, 10.0, "attn.0.wq", 40)], steps=10)
+    quiet = node_run(workload="gradient", steps=10, seed=2)
+    small = node_run(workload="gradient", steps=1000, seed=3, **other)  # type: ignore[arg-type]
+    p = summarise_node("sick", summarised(noisy, quiet, small))
+    assert p.leaves == {"attn.0.wq": 40 / (100 * 20)}
 
 
 def test_nothing_that_is_not_finite_reaches_the_stored_document() -> None:

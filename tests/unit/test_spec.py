@@ -73,6 +73,8 @@ def test_a_run_without_end_is_refused(what: str) -> None:
         ({"workload": "submodule", "baseline": "seed"}, "baseline belongs to workload training"),
         ({"workload": "gradient", "checkpoints": "/a"}, "checkpoints belongs to workload training"),
         ({"workload": "submodule", "exchange_mib": 1}, "exchange_mib belongs to workload gradient"),
+        ({"sync": "full"}, "sync belongs to workload submodule or gradient, this one is training"),
+        ({"workload": "finetune", "questions": ["/q.jsonl"], "sync": "digest"}, "sync belongs to workload submodule"),
     ],
 )
 def test_fields_of_a_training_that_do_not_fit_together_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -103,6 +103,10 @@ def test_what_a_resumed_attempt_replaced_is_no_part_of_the_course() -> None:
     assert resumed.steps == whole.steps
     assert resumed.points == whole.points
     assert (whole.resumed, resumed.resumed) == ({}, {2: 20})
+    assert (whole.first_divergence, resumed.first_divergence) == (12, 12)
+    alone = changed(RESUMED, attempts=RESUMED.attempts[1:], steps=[s for s in RESUMED.steps if s.attempt == 2])
+    continued = summarise(alone).drift
+    assert (continued.started_from, continued.first_divergence) == (20, 12)  # as its checkpoint says
     assert resumed.started_from == 0
 
 
@@ -145,6 +149,17 @@ def test_a_run_that_goes_on_from_an_earlier_one_says_what_it_lacks() -> None:
     assert any("Steps 1 to 10" in line for line in summarise(late).not_checked)
     alone = training_run(baseline=False).records
     assert any("no baseline" in line for line in summarise(alone).not_checked)
+
+
+@pytest.mark.parametrize("reached", [0, 12, STEPS])
+def test_a_baseline_that_was_not_trained_to_its_end_is_named(reached: int) -> None:
+    """Asked to stop, a run leaves it where it is, and ends regularly: its own training is whole."""
+    records = changed(TRAINING, drifts=[d for d in TRAINING.drifts if d.arm != "baseline" or d.step <= reached])
+    records.drifts = [d for d in records.drifts if d.arm != "baseline" or d.method != "exact" or d.step == STEPS]
+    records.run = msgspec.structs.replace(records.run, spec=records.run.spec | {"baseline": "seed"})
+    told = [line for line in summarise(records).not_checked if "baseline" in line]
+    expected = f"which was asked for, was not trained to the end ({reached} of {STEPS} steps)"
+    assert (len(told), expected in "".join(told)) == ((0, False) if reached == STEPS else (1, True))
     blind = changed(TRAINING, drifts=[msgspec.structs.replace(d, drift=None) for d in TRAINING.drifts])
     assert any("could not be trusted" in line for line in summarise(blind).not_checked)
 

@@ -126,6 +126,30 @@ def test_a_tokenizer_of_another_size_is_another_models(
         check_tokenizer(path, vocab, None)
 
 
+@pytest.mark.parametrize("make", [byte_level_json, sentencepiece_model])
+def test_beside_weights_that_have_their_own_tokenizer_the_slack_of_padding_is_none(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    """32,000 tokens are within an eighth of 32,768 weights, and may be another model's all the same."""
+    weights = tmp_path / "weights"
+    own = make(weights)
+    more = Tokenizer.from_file(str(byte_level_json(tmp_path / "other")))
+    more.add_tokens(["<one>"])
+    more.save(str(tmp_path / "other.json"))
+    other = tmp_path / "other.json"
+    check_tokenizer(own, 410, None, weights)
+    check_tokenizer(make(tmp_path / "copy"), 410, None, weights)
+    check_tokenizer(other, 410, None)
+    with pytest.raises(DataError, match=rf"other.json has 401 tokens, {own.name} beside the weights has 400: give"):
+        check_tokenizer(other, 410, None, weights)
+    # One of several is enough, and what is no tokenizer is none.
+    (weights / "tokenizer.model.v3").write_bytes(b"version https://git-lfs")
+    with pytest.raises(DataError, match="beside the weights has 400"):
+        check_tokenizer(other, 410, None, weights)
+    (weights / "tokenizer.json").write_bytes(other.read_bytes())
+    check_tokenizer(other, 410, None, weights)
+
+
 def test_a_tokenizer_that_begins_otherwise_is_another_models(tmp_path: Path) -> None:
     path = sentencepiece_model(tmp_path)
     check_tokenizer(path, 400, 1)

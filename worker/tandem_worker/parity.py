@@ -5,20 +5,17 @@ A flat map of field to text, compared field by field in this order; the first th
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from functools import cache
 from importlib import metadata
-from pathlib import Path
 
 import jax
 
 import tandem
-import tandem_worker
 from tandem.faults.profile import FaultProfile
+from tandem.installed import NOT_USED, cpu_model, image_digest
 from tandem.runs.attempt import NODE_DEVICES
 from tandem.spec import ModelConfig, RunSpec, Training
 from tandem_worker.chain import Chain, Plan
@@ -72,8 +69,8 @@ def gather(
         "device_count": str(len(jax.local_devices())),
         "driver": driver(device),
         # XLA:CPU compiles for the CPU's model, and its bits depend on the size of the thread pool.
-        "cpu": cpu_model() if on_cpu else "not used",
-        "cpu_affinity": str(cores) if on_cpu else "not used",
+        "cpu": cpu_model() if on_cpu else NOT_USED,
+        "cpu_affinity": str(cores) if on_cpu else NOT_USED,
         "flags": json.dumps({k: os.environ.get(k, "") for k in NUMERIC_ENVIRONMENT}, sort_keys=True),
         "jax_config": jax_config(),
         "model": digest_of(model.model_dump(mode="json")),
@@ -105,18 +102,6 @@ def sites_digest(plan: Plan) -> str:
     return digest_of(lines)
 
 
-@cache
-def image_digest() -> str:
-    """On one machine, in place of a container image's digest: a hash of the installed Tandem files."""
-    digest = hashlib.sha256()
-    for package in (tandem, tandem_worker):
-        root = Path(package.__path__[0])
-        for path in sorted(root.rglob("*")):
-            if path.is_file() and path.suffix in (".py", ".toml"):
-                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 def jax_config() -> str:
     """Settings of jax that may change bits."""
     names = ("jax_enable_x64", "jax_default_matmul_precision", "jax_threefry_partitionable", "jax_default_prng_impl")
@@ -128,15 +113,3 @@ def driver(device: jax.Device) -> str:
     if device.platform == "cpu":
         return "none"
     return str(getattr(device.client, "platform_version", "unknown"))
-
-
-def cpu_model() -> str:
-    """Host CPU model and instruction set, which XLA:CPU compiles for."""
-    source, wanted = Path("/proc/cpuinfo"), {}
-    if not source.exists():
-        return f"{platform.machine()} {platform.processor()}"
-    for line in source.read_text(errors="replace").splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() in ("model name", "flags", "Features") and key.strip() not in wanted:
-            wanted[key.strip()] = value.strip()
-    return f"{platform.machine()} {wanted.get('model name', '')} {digest_of(wanted)[:16]}"

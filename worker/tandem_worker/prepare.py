@@ -40,7 +40,7 @@ class Inputs:
         if spec.weights:
             check_weights(spec.weights, self.model)
             if spec.tokenizer is not None:
-                check_tokenizer(spec.tokenizer, self.model.vocab, read_begin(spec.weights))
+                check_tokenizer(spec.tokenizer, self.model.vocab, read_begin(spec.weights), spec.weights)
         self.plan = make_plan(self.model, self.training, spec.tp)
         self.profile: FaultProfile | None = None
         if spec.fault:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -114,7 +115,16 @@ def open_tokenizer(path: Path | None) -> Tokenizer:
     return JsonTokenizer(path) if path.suffix.lower() == ".json" else SentencePieceTokenizer(path)
 
 
-def check_tokenizer(path: Path, vocab: int, begin: int | None) -> None:
+def _own(folder: Path) -> list[tuple[str, int]]:
+    """Name and size of every tokenizer in a folder; a file of that name that is none of these formats is left out."""
+    found = []
+    for path in sorted({*folder.glob("tokenizer.json"), *folder.glob("tokenizer.model*")}):
+        with suppress(DataError):
+            found.append((path.name, open_tokenizer(path).size))
+    return found
+
+
+def check_tokenizer(path: Path, vocab: int, begin: int | None, weights: Path | None = None) -> None:
     """Whether a tokenizer is that of a model's weights, as far as sizes and the beginning tell. A token that the model
     does not have is found with the data; one that it has may mean something else.
 
@@ -122,6 +132,7 @@ def check_tokenizer(path: Path, vocab: int, begin: int | None) -> None:
         path: of the tokenizer.
         vocab: of the model.
         begin: token with which the weights' configuration says that a text begins; None: it does not say.
+        weights: their folder: where it holds tokenizers of its own, the size must be that of one of them.
 
     Raises:
         DataError: the file cannot be read or is no tokenizer, or it is another model's.
@@ -130,6 +141,10 @@ def check_tokenizer(path: Path, vocab: int, begin: int | None) -> None:
     mend = "give the tokenizer that was published with the weights"
     if abs(vocab - tokenizer.size) * PADDED > vocab:
         raise DataError(f"{path} has {tokenizer.size:,} tokens, the weights have {vocab:,}: {mend}")
+    own = _own(weights) if weights is not None else []
+    if own and tokenizer.size not in (size for _, size in own):
+        name, size = own[0]
+        raise DataError(f"{path} has {tokenizer.size:,} tokens, {name} beside the weights has {size:,}: {mend}")
     if begin is not None and tokenizer.begin and tokenizer.begin[0] != begin:
         raise DataError(
             f"{path} begins a text with token {tokenizer.begin[0]}, the weights' config.json with {begin}: {mend}"

@@ -215,7 +215,10 @@ class Worker:
         close = session.run()
         self.progress.enter(Activity.FINISHED)
         self.channel.close()
-        code = POD_EXIT_MISMATCH if close.mismatches else POD_EXIT_MATCH
+        if close.failed:
+            why = "the reference closed the attempt; controls failed"
+            return self._end("completed", why, POD_EXIT_INCONCLUSIVE)
+        code = POD_EXIT_MISMATCH if close.findings else POD_EXIT_MATCH
         return self._end("completed", "the reference closed the attempt", code)
 
     # -- ends ------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ HINTS = {
     "steps": "optimizer steps; empty with a duration: time ends the run",
     "duration": "seconds; the step that is going on is finished",
     "seed": "of initial weights and data order",
-    "sync": "all three record the same mismatches",
+    "sync": "submodule, gradient: all three record the same mismatches",
     "window": "most unconfirmed sites in optimistic mode",
     "fault": "injects corruption on purpose; the run is synthetic for ever",
     "replays": "repeats of a mismatching program, on both sides",

@@ -51,7 +51,8 @@ def paper(
     This is not a reproduction of the paper's hardware. Runs of an earlier call are used again, so a call that was
     interrupted goes on where it was.
 
-    Exit codes: 0 all that was measured is read back, 1 something is not, 2 a run was inconclusive or could not be made.
+    Exit codes: 0 all that was measured is read back, 1 something is not, or is not what the injector logged, 2 a run
+    was inconclusive or could not be made.
     """
     from tandem.paper.check import CHECKS, paper
 
@@ -83,7 +84,7 @@ def paper(
 
         note(f"page: {write(render(found), output)}")
     failed = [check for check in todo if not _usable(done[check])]
-    raise typer.Exit(EXIT_MISMATCH if found.missed else EXIT_INCONCLUSIVE if failed else EXIT_MATCH)
+    raise typer.Exit(EXIT_MISMATCH if found.failed else EXIT_INCONCLUSIVE if failed else EXIT_MATCH)
 
 
 def _usable(records: RunRecords | str) -> bool:
@@ -134,9 +135,10 @@ def _measure(check: Check, spec: RunSpec, title: str, url: str, stop: Stop, *, f
 
 
 def _earlier(check: Check, spec: RunSpec, url: str) -> RunRecords | None:
-    """A run of the same check by the same Tandem, to its end; the newest."""
+    """A run of the same check by the same code on the same CPU, to its end; the newest."""
     from tandem.db.engine import connect
     from tandem.db.queries import list_runs, load_run
+    from tandem.installed import here
     from tandem.paper.check import same
 
     engine = connect(url)
@@ -144,7 +146,7 @@ def _earlier(check: Check, spec: RunSpec, url: str) -> RunRecords | None:
         for row in list_runs(engine, KEPT_RUNS, synthetic=True, state="finished", workload=str(check.workload)):
             if row.run.spec == spec.model_dump(mode="json") and row.steps == (spec.steps or 0) + 1:
                 records = load_run(engine, row.run.run_id)
-                if same(check, records):
+                if same(check, records, here()):
                     return records
         return None
     finally:

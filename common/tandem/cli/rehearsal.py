@@ -91,8 +91,11 @@ def _done(spec: RunSpec, url: str, deadline: float, stop: Stop, *, quiet: bool) 
 
 
 def _earlier(engine: Engine, spec: RunSpec) -> RunRecords | None:
-    """A conclusive run of the same spec that lately came to its own end: a stopped one has not run its length."""
+    """A conclusive run of the same spec by the same code that lately came to its own end: a stopped one has not run its
+    length.
+    """
     from tandem.db.queries import list_runs, load_run
+    from tandem.installed import here, made_here
 
     wanted = spec.model_dump(mode="json")
     found = list_runs(engine, 200, workload=str(spec.workload), kind=str(spec.kind), synthetic=False, state="finished")
@@ -100,6 +103,7 @@ def _earlier(engine: Engine, spec: RunSpec) -> RunRecords | None:
         run = line.run
         if run.created_at > time.time() - RECENT_S and run.spec == wanted and run.verdict in ("match", "mismatch"):
             records = load_run(engine, run.run_id)
-            if records.attempts and records.attempts[-1].reason == "completed":
+            last = records.attempts[-1] if records.attempts else None
+            if last is not None and last.reason == "completed" and made_here(last.parity, here()):
                 return records
     return None

@@ -12,7 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tandem.nodes.verdict import NodeDecision, NodeRules, NullPass, RunFacts, before_clearance, cleared_at, decide_node
+from tandem import formats
+from tandem.nodes.verdict import (
+    NodeDecision,
+    NodeRules,
+    NullPass,
+    RunFacts,
+    before_clearance,
+    cleared_at,
+    decide_node,
+    present,
+)
 from tandem.vocabulary import Kind, NodeVerdict, Verdict, Workload
 
 PATIENCE = 2
@@ -96,10 +106,32 @@ def next_run(
         return Ended(f"{decided.sentence}; {REPETITIONS} runs with another reference did not reproduce it")
     if rules.small(model):
         return Ended(f"{decided.sentence}; model {model} is too small to clear a node: give a larger --model")
+    matches = [
+        r for r in runs
+        if r.suspect == node and r.verdict == Verdict.MATCH and not rules.small(r.model)
+        and not before_clearance(r, after)
+    ]  # fmt: skip
+    if len(decided.missing) == 1 and (why := _out_of_reach(matches)):  # all else is there
+        return Ended(f"{decided.sentence}; {why}")
     hours = {w: sum(r.device_hours for r in mine if r.workload == w and r.conclusive) for w in rules.workloads}
     least = Workload(min(rules.workloads, key=lambda w: hours[w]))
     own = [r for r in mine if r.workload == least]
     return _unless_stuck(own, Kind.SUSPECT, least, decided.missing[0] if decided.missing else "more of the same")
+
+
+def _out_of_reach(matches: Sequence[RunFacts]) -> str:
+    """Why more of the same covers no further device; empty if it may, or all are covered."""
+    newest = sorted(matches, key=lambda r: r.run_id, reverse=True)
+    count = max((r.device_count for r in matches), default=0)
+    covered = present((r.devices for r in newest), count)
+    last = newest[:PATIENCE]
+    if len(covered) >= count or len(last) < PATIENCE or len({frozenset(r.devices) for r in last}) > 1:
+        return ""
+    names = ", ".join(formats.clean(d, 60) for d in sorted(last[0].devices))
+    return (
+        f"its last {PATIENCE} matching runs covered {names}, and another would cover no other, so that "
+        f"{count - len(covered)} of its {count} devices stay untested: give a --tp that takes them, or free them"
+    )
 
 
 def _unless_stuck(before: Sequence[RunFacts], kind: Kind, workload: Workload, why: str) -> Wanted | Ended:

@@ -152,7 +152,7 @@ class NodeProfile:
     """Replay class -> mismatching tensors of cause ``compute``."""
     findings: dict[str, int]
     """Outside every frequency: ``state``, ``digest`` -> rows, ``self_replay`` -> programs that differed from
-    themselves."""
+    themselves, ``unequal_answers`` -> answers whose scores differed."""
     nonfinite: int
     """Mismatching elements that are NaN or infinite on the node."""
     nullified: int
@@ -168,7 +168,8 @@ class NodeProfile:
     wcnts_run: UUID | None
     """The run that it is from."""
     leaves: dict[str, float]
-    """Gradient leaf -> mismatching / compared elements, over counted gradient runs; only leaves that ever differed."""
+    """Gradient leaf -> mismatching / compared elements, over counted gradient runs of the models and tp in which it
+    ever differed."""
     drift_rate: float | None
     """Median over counted training runs of the growth of ln drift per step (suspect against reference)."""
     decisions: tuple[NodeDecision, ...]

@@ -29,7 +29,7 @@ from tandem.statistics.sketch import sketch
 from tandem.statistics.timing import Timing
 from tandem.vocabulary import REGULAR_ENDS, AttemptState, Cause, ReplayClass, Verdict, Workload
 
-VERSION = 2
+VERSION = 4
 """Of what is stored: a run whose summary has another one is summarised anew, as long as its rows are there."""
 BINS = 120
 """Most bins of an attempt's timeline."""
@@ -107,7 +107,7 @@ class RunProfile(msgspec.Struct, frozen=True, kw_only=True):
     reference_differs: bool = False
     suspect_differs: bool = False
     findings: int = 0
-    """Mismatch rows and self-replays that differ, of comparable attempts, the inconclusive included."""
+    """Mismatch rows, self-replays that differ and unequal answers of comparable attempts, the inconclusive included."""
     attempts: list[int] = []
     """Those that are counted: the conclusive ones of a conclusive run."""
     steps: int = 0
@@ -146,13 +146,14 @@ def profile_run(records: RunRecords) -> RunProfile:
     totals = [c for s in steps for c in s.classes.values()]
     closings = [c for c in records.closings if c.attempt in counted]
     selves = sorted({p for f in facts if f.attempt in counted for p in f.suspect_differs})
-    detail = _detail(records, counted, steps, rows, selves, capped=capped) if counted else Detail()
+    answers = sum(f.unequal_answers for f in facts if f.attempt in counted)
+    detail = _detail(records, counted, steps, rows, selves, answers, capped=capped) if counted else Detail()
     return RunProfile(
         executables=next((f.executables for f in reversed(chosen) if f.executables), ""),
         comparable=any(f.comparable for f in facts),
         reference_differs=any(f.reference_differs for f in facts),
         suspect_differs=any(f.suspect_differs and f.comparable for f in facts),
-        findings=sum(f.rows + len(f.suspect_differs) for f in facts if f.comparable),
+        findings=sum(f.findings for f in facts if f.comparable),
         attempts=sorted(counted),
         steps=len(trained),
         affected_steps=detail.timing.affected,
@@ -192,6 +193,7 @@ def _detail(
     steps: list[StepRecord],
     rows: list[MismatchRecord],
     selves: list[str],
+    answers: int,
     *,
     capped: bool,
 ) -> Detail:
@@ -200,6 +202,8 @@ def _detail(
     findings = dict(Counter(r.cause.value for r in shown if r.cause is not Cause.COMPUTE))
     if selves:
         findings["self_replay"] = len(selves)
+    if answers:
+        findings["unequal_answers"] = answers
     spikes: dict[str, list[int]] = {}
     drifts: list[DriftLine] = []
     for attempt in sorted(counted):
@@ -318,7 +322,7 @@ def _evidence(detail: Detail, selves: Sequence[str]) -> str:
 
 
 def _open_findings(facts: Sequence[AttemptFacts]) -> str:
-    found = sum(f.rows + len(f.suspect_differs) for f in facts if f.comparable)
+    found = sum(f.findings for f in facts if f.comparable)
     return f"{formats.plural(found, 'finding')} in an inconclusive run" if found else ""
 
 
@@ -344,5 +348,5 @@ def evidence_words(
     played = {k: n for k, n in replays.items() if k != ReplayClass.NOT_REPLAYED}
     if played:
         words.append(max(played, key=lambda k: played[k]))
-    words += [f"{n:,} {k}" for k, n in findings.items() if k != "self_replay"]
+    words += [f"{n:,} {k.replace('_', ' ')}" for k, n in findings.items() if k != "self_replay"]
     return ", ".join(words)

@@ -141,7 +141,7 @@ def summarise_node(
         timing=when,
         wcnts=wcnts,
         wcnts_run=wcnts_run,
-        leaves=_leaves(details),
+        leaves=_leaves(counted),
         drift_rate=median(rates) if rates else None,
         decisions=tuple(sorted(decisions, key=lambda d: d.decided_at, reverse=True)),
         not_checked=_not_checked(decided, counted, details, device_count, rules),
@@ -234,18 +234,19 @@ def _wcnts(counted: Sequence[tuple[RunFacts, RunProfile]]) -> tuple[float | None
     return worst if worst is not None else (None, None)
 
 
-def _leaves(details: Sequence[Detail]) -> dict[str, float]:
-    noises = [d.noise for d in details if d.noise is not None]
-    hit = {leaf for n in noises for leaf in n.leaves}
-    width: dict[str, int] = {}
-    for n in noises:
+def _leaves(counted: Sequence[tuple[RunFacts, RunProfile]]) -> dict[str, float]:
+    """Of the runs whose model and tp have a run in which the leaf differed: only there is its width known."""
+    noises = [((f.model, len(p.devices)), p.detail.noise) for f, p in counted if p.detail.noise is not None]
+    width: dict[str, dict[tuple[str, int], int]] = {}
+    for shape, n in noises:
         for leaf, found in n.leaves.items():
-            width[leaf] = max(width.get(leaf, 0), found.elements // n.steps if n.steps else 0)
+            widths = width.setdefault(leaf, {})
+            widths[shape] = max(widths.get(shape, 0), found.elements // n.steps if n.steps else 0)
     out = {}
-    for leaf in sorted(hit):
+    for leaf, widths in sorted(width.items()):
         total = LeafNoise(0, 0, 0)
-        for n in noises:  # a run in which the leaf never differed compared it all the same
-            total += n.leaves.get(leaf, LeafNoise(0, 0, width[leaf] * n.steps))
+        for shape, n in noises:  # a run in which the leaf never differed compared it all the same
+            total += n.leaves.get(leaf, LeafNoise(0, 0, widths.get(shape, 0) * n.steps))
         out[leaf] = total.frequency
     return out
 

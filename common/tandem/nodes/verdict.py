@@ -75,7 +75,7 @@ class RunFacts:
     suspect_differs: bool = False
     """The suspect differed from itself in a self-replay."""
     findings: int = 0
-    """Mismatch rows and differing self-replays, of inconclusive attempts too."""
+    """Mismatch rows, differing self-replays and unequal answers, of inconclusive attempts too."""
     steps: int = 0
     affected_steps: int = 0
     elements: int = 0

@@ -146,7 +146,7 @@ DESCRIPTIONS = {
     "steps": "Optimizer steps. Default: 20, or none if durationSeconds is given.",
     "duration": "Seconds after which the run ends with the step it is in.",
     "seed": "Of initial weights and data order.",
-    "sync": "How the two sides are kept equal.",
+    "sync": "Submodule, gradient: how the two sides are kept equal.",
     "window": "Most unconfirmed sites in optimistic mode.",
     "fault": "A fault profile (TOML) in the pods, or the name of a shipped one; makes the run synthetic for ever.",
     "replays": "How often a mismatching submodule is run again on the same inputs.",

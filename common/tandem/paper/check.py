@@ -13,8 +13,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandem import __version__, formats
+from tandem import formats
 from tandem.faults.files import load_profile
+from tandem.installed import made_here
 from tandem.paper import published
 from tandem.paper.events import CONFIDENCE, ENOUGH_EVENTS, Column, of_run
 from tandem.records import RunRecords
@@ -28,6 +29,8 @@ LABEL = (
     "Instrument check: Tandem reads back what is known to be there; not a reproduction of the hardware. "
     "The faults are injected by profiles that were made from the published values."
 )
+
+NOT_EQUAL = "NOT EQUAL"
 
 # -- what is run and what is read from it --------------------------------------------------------------
 
@@ -154,6 +157,16 @@ class Paper(msgspec.Struct, frozen=True, kw_only=True):
         """What was measured and is not what was known to be there."""
         return [line for line in self.lines if line.status == "missed"]
 
+    @property
+    def unequal(self) -> list[Ran]:
+        """Conclusive runs that found other elements than the injector's log names."""
+        return [r for r in self.runs if r.truth == NOT_EQUAL and r.verdict in (Verdict.MATCH, Verdict.MISMATCH)]
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything that was measured is not what was there."""
+        return bool(self.missed or self.unequal)
+
 
 def paper(done: Mapping[Check, RunRecords | str], *, quick: bool, most: int | None = None) -> Paper:
     """Published and measured values side by side.
@@ -186,7 +199,10 @@ def _ran(check: Check, records: RunRecords) -> Ran:
     summary = summarise(records)
     truth = "faults inside submodules and steps spread: not comparable element by element"
     if summary.faults is not None and check.workload is Workload.SUBMODULE and not operands(records):
-        truth = "equal, site by site" if summary.faults.exact else "NOT EQUAL"
+        equal = summary.faults.exact and not summary.faults.unexplained_sites
+        truth = "equal, site by site" if equal else NOT_EQUAL
+        if summary.capped:
+            truth = "the cap of rows was reached: not comparable site by site"
     return Ran(
         run=str(records.run.run_id), profile=check.profile, workload=check.workload, steps=summary.steps,
         verdict=records.run.verdict, sentence=records.run.sentence, duration_s=summary.duration_s, truth=truth,
@@ -350,11 +366,13 @@ def _gradient(node: str, records: RunRecords | str, fitted_on: int) -> list[Line
     ]  # fmt: skip
 
 
-def same(check: Check, records: RunRecords) -> bool:
-    """Whether a stored run of the check's spec counts for it: same version of Tandem, same profile, conclusive."""
+def same(check: Check, records: RunRecords, now: Mapping[str, str]) -> bool:
+    """Whether a stored run of the check's spec counts for it: of this code and CPU (``installed.here``), of the same
+    profile, conclusive.
+    """
     parity = records.attempts[-1].parity if records.attempts else {}
     digest = load_profile(Path(check.profile)).digest
-    return not unusable(records) and parity.get("tandem") == __version__ and parity.get("faults") == digest
+    return not unusable(records) and made_here(parity, now) and parity.get("faults") == digest
 
 
 def _order(lines: Sequence[Line]) -> Line:

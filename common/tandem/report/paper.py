@@ -24,6 +24,8 @@ def headline(paper: Paper) -> str:
         parts.append(f"{number['too few events']} agree but rest on too few events")
     if number["missed"]:
         parts.append(f"{number['missed']} missed")
+    if paper.unequal:
+        parts.append(f"{formats.plural(len(paper.unequal), 'run')} NOT EQUAL to the injector's log")
     parts.append(f"{number['not measured']} not measured")
     return ", ".join(parts)
 

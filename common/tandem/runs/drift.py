@@ -13,7 +13,7 @@ from tandem import formats
 from tandem.records import DriftRecord, RunRecords, StepRecord
 from tandem.runs.lineage import counts, lineage, resumed_at
 from tandem.statistics.drift import DriftLine, drift_lines, spikes_of
-from tandem.vocabulary import Arm
+from tandem.vocabulary import Arm, Cause, ControlName
 
 EXACT = "exact"
 
@@ -72,7 +72,7 @@ class DriftSummary:
     spikes: dict[str, list[int]]
     """Arm -> steps at which a spike of its loss begins (`tandem.statistics.drift.loss_spikes`)."""
     first_divergence: int | None
-    """First step with a digest that differed; None: all were equal."""
+    """First step with a digest that differed, also where an earlier run or attempt had it; None: all were equal."""
     resumed: dict[int, int]
     """Attempt -> step of the checkpoint from which it went on."""
     started_from: int
@@ -124,7 +124,17 @@ def summarise_drift(records: RunRecords) -> DriftSummary:
     }
     points = [_point(rows[key]) for key in sorted(rows)]
     differed = {step for step, row in steps.items() if _differed(row)}
-    differed |= {m.step for m in records.mismatches if counts(course, m.attempt, m.step)}
+    differed |= {
+        m.step
+        for m in records.mismatches
+        if counts(course, m.attempt, m.step) and (m.step > 0 or m.cause is not Cause.DERIVED)
+    }
+    # What differed in a loaded checkpoint began before it: the checkpoint says when, and its rows are of step 0.
+    differed |= {
+        c.detail["diverged"]
+        for c in records.controls
+        if c.name is ControlName.RESUMED and c.attempt in course and c.detail.get("diverged", 0) > 0
+    }
     return DriftSummary(
         steps=[
             StepValues(n, s.loss_reference, s.loss_suspect, s.grad_norm_reference, s.grad_norm_suspect)
@@ -148,8 +158,8 @@ def _differed(step: StepRecord) -> bool:
     return any(c.mismatched_sites for c in step.classes.values())
 
 
-def not_measured(drift: DriftSummary) -> list[str]:
-    """What a reader must not conclude of RQ3."""
+def not_measured(drift: DriftSummary, *, asked: bool) -> list[str]:
+    """What a reader must not conclude of RQ3; ``asked``: the run was to have a baseline."""
     out = []
     if drift.started_from:
         out.append(f"Steps 1 to {drift.started_from:,}: this run goes on from a checkpoint of an earlier one.")
@@ -160,7 +170,14 @@ def not_measured(drift: DriftSummary) -> list[str]:
             f"The drift after {formats.plural(len(unknown), 'step')}: the sketch could not be trusted, and no "
             "exact measurement was due."
         )
-    if Arm.BASELINE not in drift.arms:
+    baseline = [p for p in drift.points if p.arm == Arm.BASELINE]
+    if asked and not any(p.exact for p in baseline):  # what it ends with
+        reached, last = max((p.step for p in baseline), default=0), max((v.step for v in drift.steps), default=0)
+        out.append(
+            "How far another seed alone would have drifted by the end: the baseline, which was asked for, was not "
+            f"trained to the end ({reached:,} of {formats.plural(last, 'step')})."
+        )
+    elif not baseline:
         out.append("How far another seed alone would have drifted: the run has no baseline (--baseline seed).")
     if drift.first_divergence is not None and drift.steps and drift.first_divergence < drift.steps[-1].step:
         out.append(

@@ -3,7 +3,8 @@
 Workloads `submodule` and `gradient` make the sides equal again within each step, so that each step is a trial of its
 own. `training` and `finetune` never do: what differs once differs from then on, in every step and nearly every tensor,
 and says nothing new. There only steps count that both sides began with equal states: those up to the first difference
-in a parameter or moment, and those after a step that left all of them equal.
+in a parameter or moment (or in a state that had changed between two steps), and those after a step that left all of
+them equal.
 """
 
 from __future__ import annotations
@@ -48,5 +49,7 @@ def independent(steps: Iterable[StepRecord], workload: str, resumed: Collection[
             continue
         if equal:
             kept.append(step)
-        equal = not any(c.mismatched_sites for name, c in step.classes.items() if name.rsplit("/", 1)[-1] in LASTING)
+        lasting = any(c.mismatched_sites for name, c in step.classes.items() if name.rsplit("/", 1)[-1] in LASTING)
+        # A step that began with a changed state has rows of that and of what followed, none of which its classes count.
+        equal = not (lasting or step.rows > sum(c.mismatched_sites for c in step.classes.values()))
     return kept

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tandem import formats
 from tandem.records import ControlRecord, MismatchRecord, RunRecords, RunRow
 from tandem.runs import parts
-from tandem.runs.attempt import devices_of_node
+from tandem.runs.attempt import devices_of_node, of_attempt, unequal_answers
 from tandem.runs.drift import DriftSummary, summarise_drift
 from tandem.runs.drift import not_measured as drift_not_measured
 from tandem.runs.independent import independent
@@ -58,8 +58,8 @@ class RunSummary:
     others: list[Counts]
     """Every other tensor family, a line each."""
     findings: dict[str, int]
-    """Outside every frequency: cause other than ``compute`` -> rows, and ``self_replay`` -> programs of the suspect
-    that differed from themselves."""
+    """Outside every frequency: cause other than ``compute`` -> rows, ``self_replay`` -> programs of the suspect that
+    differed from themselves, ``unequal_answers`` -> answers of it whose scores differed."""
     uncounted: int
     """Mismatch rows whose tensor was never received."""
     first: MismatchRecord | None
@@ -152,6 +152,9 @@ def summarise(records: RunRecords) -> RunSummary:
     findings = dict(Counter(row.cause.value for row in rows if row.cause is not Cause.COMPUTE))
     if unlike := parts.unlike_itself(records):
         findings["self_replay"] = unlike
+    asked = records.attempts if records.evaluations else []
+    if unequal := sum(len(unequal_answers(of_attempt(records, a))) for a in asked):
+        findings["unequal_answers"] = unequal
     steps_asked = records.run.spec.get("steps")
     extents, severities = Counter[str](), Counter[int]()
     for row in compute:
@@ -301,7 +304,7 @@ def _not_checked(s: RunSummary, records: RunRecords) -> list[str]:
     if s.noise is not None:
         out += noise_not_measured(s.noise, records.mismatches)
     if s.drift is not None:
-        out += drift_not_measured(s.drift)
+        out += drift_not_measured(s.drift, asked=records.run.spec.get("baseline") is not None)
     if s.run.workload == Workload.FINETUNE:
         out += _not_answered(s)
     if s.run.verdict == Verdict.MATCH:

@@ -106,7 +106,14 @@ class AttemptFacts:
     """Programs in which the suspect differed from itself while the reference, as often repeated, did not."""
     rows: int
     """Mismatch rows, those beyond the cap included."""
+    unequal_answers: int
+    """Answers of the suspect whose scores are not the reference's."""
     executables: str
+
+    @property
+    def findings(self) -> int:
+        """Everything that differed: rows, programs unlike themselves, answers."""
+        return self.rows + len(self.suspect_differs) + self.unequal_answers
 
 
 def attempt_facts(records: RunRecords) -> list[AttemptFacts]:
@@ -128,6 +135,7 @@ def attempt_facts(records: RunRecords) -> list[AttemptFacts]:
                 reference_differs=reference_differs(a),
                 suspect_differs=tuple(sorted({c.subject for c in suspect_differs(a)})),
                 rows=max(sum(s.rows for s in a.steps), len(a.mismatches)),
+                unequal_answers=len(unequal_answers(a)),
                 executables=executables(parity_of(a.controls)),
             )
         )

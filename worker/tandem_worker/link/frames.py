@@ -422,7 +422,10 @@ class Close(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):
 
     reason: Word
     steps: Count = 0
-    mismatches: Count = 0
+    findings: Count = 0
+    """Mismatch rows, programs in which the suspect differed from itself, unequal answers."""
+    failed: bool = False
+    """A control failed, so that the attempt cannot speak."""
 
 
 class Bye(_Frame, frozen=True, tag=True, forbid_unknown_fields=True):

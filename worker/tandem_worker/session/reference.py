@@ -96,8 +96,9 @@ class ReferenceSession(Session):
 
     def close(self, reason: str) -> None:
         """Tell the suspect that the attempt is over."""
+        ledger = self.ledger
         self.channel.send(
-            f.Close(reason=reason, steps=self.ledger.total.steps, mismatches=self.ledger.total.rows_total)
+            f.Close(reason=reason, steps=ledger.total.steps, findings=ledger.findings, failed=ledger.control_failed)
         )
 
     @property
