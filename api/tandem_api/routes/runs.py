@@ -151,7 +151,7 @@ async def run_answer(parts: Parts, run_id: UUID) -> dict[str, Any]:
     """
     launch = parts.launcher.find(run_id)
     stored = await parts.store.ask(detail, run_id)
-    if stored is None and launch is None:
+    if stored is None and launch is None and (launch := await parts.launcher.known(run_id)) is None:
         raise not_found(f"run {run_id}")
     state = stored["state"] if stored is not None else str(launch.state) if launch is not None else ""
     return {
