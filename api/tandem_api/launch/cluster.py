@@ -35,6 +35,8 @@ ANNOTATION_BY = "tandem.dev/launched-by"
 CANDIDATES_S = 5.0
 """How long the list of candidates is kept: it reads every node and pod."""
 RESYNC_S = 600.0
+TRIES = 3
+"""How often an order is sent whose name is taken, and whose PairRun is gone when it is asked for."""
 NEW_S, AWAITED_S, ASKED_S = 30.0, 2.0, 0.02
 """A run that began so lately, by either clock, may have come from another replica: it is waited for so long, and looked
 for each so often.
@@ -87,18 +89,26 @@ class ClusterLauncher:
         check(order, self.mode)
         body = pairrun(order, self._namespace, by=by, key=key)
         await self._check_nodes(order)
-        try:
-            made = await asyncio.to_thread(self._kube.create, PAIRRUNS.path(self._namespace), body)
-        except Conflict:
-            made = await self._call(self._kube.get, PAIRRUNS.path(self._namespace, body["metadata"]["name"]))
-            there = (made["metadata"].get("annotations") or {}).get(ANNOTATION_ORDER)
-            if there != body["metadata"]["annotations"][ANNOTATION_ORDER]:
-                raise key_reused() from None
-            return launch_of(made), False
-        except KubeError as error:
-            raise _refused(error) from None
-        self._put(made)
-        return launch_of(made), True
+        for _ in range(TRIES):
+            try:
+                made = await asyncio.to_thread(self._kube.create, PAIRRUNS.path(self._namespace), body)
+            except Conflict:
+                try:
+                    path = PAIRRUNS.path(self._namespace, body["metadata"]["name"])
+                    made = await asyncio.to_thread(self._kube.get, path)
+                except NotFound:
+                    continue  # it went in between, and with it the key
+                except KubeError as error:
+                    raise _refused(error) from None
+                there = (made["metadata"].get("annotations") or {}).get(ANNOTATION_ORDER)
+                if there != body["metadata"]["annotations"][ANNOTATION_ORDER]:
+                    raise key_reused() from None
+                return launch_of(made), False
+            except KubeError as error:
+                raise _refused(error) from None
+            self._put(made)
+            return launch_of(made), True
+        raise away("the key's PairRun comes and goes", "cluster-away")
 
     async def cancel(self, run_id: UUID) -> Launch:
         await self.known(run_id)

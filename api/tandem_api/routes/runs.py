@@ -62,7 +62,8 @@ async def launch_run(
         Header(
             min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$",
             description="The same key with the same order begins one run, however often it is sent; with another it is "
-            "refused.",
+            "refused. In a cluster a key lives as long as its PairRun: once that is deleted, also by cancelling, the "
+            "same order with the key begins another run.",
         ),
     ] = None,
 ) -> Response:  # fmt: skip
