@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, Info, generate_latest
+from sqlalchemy import Connection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import tandem
@@ -65,9 +66,14 @@ class Metrics:
 
 def _fleet(store: Store) -> FleetFacts:
     try:
-        return fleet_facts(store.now(read_fleet), store.now(count_runs, time.time()))
+        return store.now(_facts)
     except Problem as problem:
         raise DatabaseError(problem.detail) from None
+
+
+def _facts(conn: Connection) -> FleetFacts:
+    """Both questions in one snapshot, so that no run is in one answer alone."""
+    return fleet_facts(read_fleet(conn), count_runs(conn, time.time()))
 
 
 class Counting:

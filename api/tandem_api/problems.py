@@ -132,9 +132,13 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:
-        names = {404: "not-found", 405: "method-not-allowed"}
+        names = {400: "malformed-json", 404: "not-found", 405: "method-not-allowed"}
         name = names.get(error.status_code, "http")
-        details = {404: "there is nothing at this address", 405: "this address does not take that method"}
+        details = {
+            400: "the body cannot be read",
+            404: "there is nothing at this address",
+            405: "this address does not take that method",
+        }
         detail = details.get(error.status_code, str(error.detail))
         headers = dict(error.headers or {})
         if error.status_code == 405:

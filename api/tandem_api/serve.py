@@ -50,11 +50,12 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def protocol(head_s: float) -> type[H11Protocol]:
-    """HTTP whose requests must have their whole head within some seconds."""
+def protocol(head_s: float, rest_s: float) -> type[H11Protocol]:
+    """HTTP whose requests must have their whole head within some seconds, and what was answered already its rest."""
 
     class Impatient(H11Protocol):
         _late: asyncio.TimerHandle | None = None
+        _rest: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
@@ -64,9 +65,15 @@ def protocol(head_s: float) -> type[H11Protocol]:
             super().data_received(data)
             # Between requests the server's own limit holds; once a byte has come, the rest must follow.
             self._wait() if self.conn.their_state is h11.IDLE else self._heard()
+            self._bound_rest()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._bound_rest()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._heard()
+            self._rested()
             super().connection_lost(exc)
 
         def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - it goes to the log alone
@@ -95,6 +102,20 @@ def protocol(head_s: float) -> type[H11Protocol]:
             if not self.transport.is_closing() and self.conn.their_state is h11.IDLE:
                 self.transport.abort()
 
+        def _bound_rest(self) -> None:
+            """What is answered before its body came (404, 401, any GET) is read by nobody, and the server's own limit
+            ends with the next byte: the body's own time is not prolonged by any.
+            """
+            if self.conn.their_state is not h11.SEND_BODY or not self.cycle.response_complete:
+                self._rested()
+            elif self._rest is None:
+                self._rest = self.loop.call_later(rest_s, self.transport.abort)
+
+        def _rested(self) -> None:
+            if self._rest is not None:
+                self._rest.cancel()
+                self._rest = None
+
     return Impatient
 
 
@@ -103,7 +124,7 @@ def server_of(app: FastAPI, settings: Settings) -> Server:
     hub: Hub = app.state.parts.hub
     config = uvicorn.Config(
         app,
-        http=protocol(settings.head_seconds),
+        http=protocol(settings.head_seconds, settings.body_seconds),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -17,3 +17,8 @@ def new_run_id(now: float, entropy: bytes) -> UUID:
     value = (int(now * 1000) & (2**48 - 1)) << 80 | int.from_bytes(entropy, "big")
     value &= ~(0xF << 76) & ~(0x3 << 62)
     return UUID(int=value | 0x7 << 76 | 0x2 << 62)
+
+
+def made_at(run_id: UUID) -> float:
+    """UTC seconds since the epoch that a UUIDv7 was made with."""
+    return (run_id.int >> 80) / 1000

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, event, text
 from db_samples import make_run, mismatch, run_row, some_records, step
 from tandem.db import store
 from tandem.db.engine import connect
-from tandem.db.live import First, progress
+from tandem.db.live import First, progress, steps_per_s
 from tandem.db.sink import Sink
 from tandem.errors import DatabaseError
 from tandem.ids import new_run_id
@@ -93,6 +93,20 @@ def test_one_query_for_all_that_reads_no_step_and_no_mismatch(
     assert "FROM steps" not in asked
     assert "FROM mismatches" not in asked
     assert progress(engine, []) == {}
+
+
+def test_the_rate_is_of_the_newest_hundred_steps(database_url: str, engine: Engine, tmp_path: Path) -> None:
+    """Of the one attempt; what took long to begin counts no more later, and the initial parameters never."""
+    run_id = make_run(engine)
+    at = [*(1_790_000_000.0 + 10 * n for n in range(31)), *(1_790_001_000.0 + 0.25 * n for n in range(100))]
+    rows = [msgspec.structs.replace(step(run_id, n), finished_at=then) for n, then in enumerate(at)]
+    rates = []
+    for part in (rows[:2], rows[2:31], rows[31:]):
+        deliver(database_url, tmp_path, run_id, 1, [*part])
+        with engine.connect() as conn:
+            rates.append(steps_per_s(conn, run_id, 1))
+            assert steps_per_s(conn, run_id, 2) is None
+    assert rates == [None, 0.1, 4.0]
 
 
 def test_a_database_that_is_away_is_one_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import threading
 import time
@@ -27,6 +28,8 @@ from tandem.metrics_fleet import (
     fleet_facts,
 )
 from tandem.vocabulary import ControlName
+from tandem_api.metrics import _fleet
+from tandem_api.reads.store import Store
 
 NOW = time.time()
 
@@ -65,6 +68,19 @@ def test_nodes_by_verdict_and_the_runs_of_the_last_day(engine: Engine) -> None:
     assert found["tandem_fleet_day_device_seconds"] == HOUR
     assert sum(value for name, value in found.items() if name.startswith("tandem_fleet_live_runs")) == 1
     assert not any("injected" in name for name in found)
+
+
+def test_the_api_asks_both_questions_on_one_connection_in_one_snapshot(database_url: str, engine: Engine) -> None:
+    """A run that ends between the two would be in both answers, or in none."""
+    store_run(engine, node_run(hits={3: 5}, began=NOW - HOUR))
+    store = Store(database_url)
+    begun: list[str] = []
+    event.listen(store._whole, "begin", lambda conn: begun.append(conn.get_isolation_level()))
+    try:
+        assert _fleet(store).runs.finished.total() == 1
+    finally:
+        asyncio.run(store.close())
+    assert begun == ["REPEATABLE READ"]
 
 
 def test_the_runs_are_one_query(engine: Engine) -> None:

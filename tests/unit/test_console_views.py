@@ -46,6 +46,20 @@ def test_a_run_that_goes_on() -> None:
     assert not now.over
 
 
+def test_a_run_of_a_cluster_tells_its_rate_from_what_is_stored() -> None:
+    """Its launcher knows nothing of steps; a supervisor on this machine, which does, goes first."""
+    answer = lambda state, told=None, **more: {
+        "state": state, "launch": LAUNCH | {"progress": told}, "stored": STORED | more | {
+            "progress": STORED["progress"] | {"steps_per_s": 4.0}
+        },
+    }  # fmt: skip
+    rate = lambda found: next(((n, more) for n, what, more in found.facts if what == "steps a second"), None)
+    assert rate(views.now(answer("running"), AT)) == ("4", "about 7 min left")
+    assert rate(views.now(answer("running", spec={"duration": 60}), AT)) == ("4", "")
+    assert rate(views.now(answer("running", {"steps_per_s": 2.0, "eta_s": 60.0}), AT)) == ("2", "about 60 s left")
+    assert rate(views.now(answer("finished", verdict="match", sentence="match"), AT)) is None
+
+
 @pytest.mark.parametrize(
     ("answer", "verdict", "words"),
     [

@@ -75,6 +75,7 @@ class ProgressAnswer(Answer):
     mismatched_elements: int = shown(1204)
     other_findings: int = shown(0)
     first_mismatch: FirstPlace | None
+    steps_per_s: float | None = shown(3.1, "Of the newest hundred stored steps; null before two, and once it is over.")
 
 
 class AttemptAnswer(Answer):

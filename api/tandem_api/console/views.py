@@ -89,7 +89,7 @@ def now(answer: Mapping[str, Any], at: float) -> Now:
         over=over,
         headline=_headline(state, stored, launch, told, done, spec),
         reason=_reason(stored, launch),
-        facts=_facts(stored, done, told, at, over),
+        facts=_facts(stored, done, told, at, over, _asked(spec)),
         lines=_lines(done, told, launch, over),
         title=_title(head, spec, stored),
         synthetic=bool(head.get("synthetic")),
@@ -130,12 +130,15 @@ def _asked(spec: Mapping[str, Any]) -> int | None:
 
 
 def _facts(
-    stored: Any, done: Mapping[str, Any], told: Mapping[str, Any], at: float, over: bool
+    stored: Any, done: Mapping[str, Any], told: Mapping[str, Any], at: float, over: bool, asked: int | None
 ) -> list[tuple[str, str, str]]:
     out = []
-    if not over and told.get("steps_per_s"):
-        eta = f"about {formats.duration(told['eta_s'])} left" if told.get("eta_s") is not None else ""
-        out.append((f"{told['steps_per_s']:.3g}", "steps a second", eta))
+    rate, left = told.get("steps_per_s"), told.get("eta_s")
+    if not rate and (rate := done.get("steps_per_s")):  # in a cluster nobody but the database tells
+        left = max(0, asked - (done.get("step") or 0)) / rate if asked else None
+    if not over and rate:
+        eta = f"about {formats.duration(left)} left" if left is not None else ""
+        out.append((f"{rate:.3g}", "steps a second", eta))
     if stored:
         end = stored.get("finished_at") or at
         out.append((formats.duration(max(0.0, end - stored["created_at"])), "took" if over else "since it began", ""))

@@ -12,6 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from tandem.errors import SpecError
+from tandem.ids import made_at
 from tandem.kube.client import Kube, Object
 from tandem.kube.errors import Conflict, Forbidden, KubeError, NotFound
 from tandem.kube.informer import Informer
@@ -34,6 +35,12 @@ ANNOTATION_BY = "tandem.dev/launched-by"
 CANDIDATES_S = 5.0
 """How long the list of candidates is kept: it reads every node and pod."""
 RESYNC_S = 600.0
+TRIES = 3
+"""How often an order is sent whose name is taken, and whose PairRun is gone when it is asked for."""
+NEW_S, AWAITED_S, ASKED_S = 30.0, 2.0, 0.02
+"""A run that began so lately, by either clock, may have come from another replica: it is waited for so long, and looked
+for each so often.
+"""
 
 
 class ClusterLauncher:
@@ -42,14 +49,16 @@ class ClusterLauncher:
     namespace: where PairRuns are made.
     policy: what is read from nodes.
     clock: monotonic seconds.
+    wall: UTC seconds since the epoch.
     """
 
     mode = "cluster"
 
     def __init__(
-        self, kube: Kube, namespace: str, policy: Policy, *, clock: Callable[[], float] = time.monotonic
+        self, kube: Kube, namespace: str, policy: Policy, *, clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
     ) -> None:  # fmt: skip
-        self._kube, self._namespace, self._policy, self._clock = kube, namespace, policy, clock
+        self._kube, self._namespace, self._policy, self._clock, self._wall = kube, namespace, policy, clock, wall
         self._lock = threading.Lock()
         self._by_run: dict[UUID, Object] = {}
         self._informer = Informer(
@@ -80,20 +89,29 @@ class ClusterLauncher:
         check(order, self.mode)
         body = pairrun(order, self._namespace, by=by, key=key)
         await self._check_nodes(order)
-        try:
-            made = await asyncio.to_thread(self._kube.create, PAIRRUNS.path(self._namespace), body)
-        except Conflict:
-            made = await self._call(self._kube.get, PAIRRUNS.path(self._namespace, body["metadata"]["name"]))
-            there = (made["metadata"].get("annotations") or {}).get(ANNOTATION_ORDER)
-            if there != body["metadata"]["annotations"][ANNOTATION_ORDER]:
-                raise key_reused() from None
-            return launch_of(made), False
-        except KubeError as error:
-            raise _refused(error) from None
-        self._put(made)
-        return launch_of(made), True
+        for _ in range(TRIES):
+            try:
+                made = await asyncio.to_thread(self._kube.create, PAIRRUNS.path(self._namespace), body)
+            except Conflict:
+                try:
+                    path = PAIRRUNS.path(self._namespace, body["metadata"]["name"])
+                    made = await asyncio.to_thread(self._kube.get, path)
+                except NotFound:
+                    continue  # it went in between, and with it the key
+                except KubeError as error:
+                    raise _refused(error) from None
+                there = (made["metadata"].get("annotations") or {}).get(ANNOTATION_ORDER)
+                if there != body["metadata"]["annotations"][ANNOTATION_ORDER]:
+                    raise key_reused() from None
+                return launch_of(made), False
+            except KubeError as error:
+                raise _refused(error) from None
+            self._put(made)
+            return launch_of(made), True
+        raise away("the key's PairRun comes and goes", "cluster-away")
 
     async def cancel(self, run_id: UUID) -> Launch:
+        await self.known(run_id)
         with self._lock:
             found = self._by_run.get(run_id)
         if found is None:
@@ -114,6 +132,14 @@ class ClusterLauncher:
         with self._lock:
             found = self._by_run.get(run_id)
         return None if found is None else launch_of(found)
+
+    async def known(self, run_id: UUID) -> Launch | None:
+        until = self._clock() + AWAITED_S
+        while (found := self.find(run_id)) is None:
+            if abs(self._wall() - made_at(run_id)) > NEW_S or self._clock() > until:
+                return None
+            await asyncio.sleep(ASKED_S)
+        return found
 
     def open(self) -> list[Launch]:
         with self._lock:

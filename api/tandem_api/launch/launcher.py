@@ -192,6 +192,9 @@ class Launcher(Protocol):
     def find(self, run_id: UUID) -> Launch | None:
         """The launch of a run, from memory; None if it is not known here."""
 
+    async def known(self, run_id: UUID) -> Launch | None:
+        """The same; one that another process began a moment ago is waited for."""
+
     def open(self) -> list[Launch]:
         """Launches that have not ended, the newest first, from memory."""
 

@@ -192,6 +192,9 @@ class LocalLauncher:
         message = queued if launch.state is State.PENDING else launch.message
         return replace(launch, progress=progress, message=message, conditions=_conditions(launch, message))
 
+    async def known(self, run_id: UUID) -> Launch | None:
+        return self.find(run_id)
+
     def open(self) -> list[Launch]:
         found = [e.launch.run_id for e in self._entries.values() if e.launch.state in (State.PENDING, State.RUNNING)]
         return [launch for run_id in sorted(found, reverse=True) if (launch := self.find(run_id)) is not None]

@@ -8,7 +8,7 @@ from uuid import UUID
 import msgspec
 from sqlalchemy import Connection
 
-from tandem.db.live import Progress, read_progress
+from tandem.db.live import Progress, read_progress, steps_per_s
 from tandem.db.queries import attempts, runs_page
 from tandem.lists_json import run_json
 
@@ -19,6 +19,8 @@ def detail(conn: Connection, run_id: UUID) -> dict[str, Any] | None:
     if not found:
         return None
     progress = read_progress(conn, [run_id]).get(run_id)
+    live = progress is not None and found[0].run.verdict is None
+    rate = steps_per_s(conn, run_id, progress.attempt) if live and progress is not None else None
     rows = [msgspec.to_builtins(row) for row in attempts(conn, run_id)]
     return {
         **run_json(found[0]),
@@ -26,7 +28,7 @@ def detail(conn: Connection, run_id: UUID) -> dict[str, Any] | None:
         "spec": found[0].run.spec,
         "records_dropped_at": found[0].run.records_dropped_at,
         "attempt_list": [{name: row[name] for name in ATTEMPT} for row in rows],
-        "progress": None if progress is None else progress_json(progress),
+        "progress": None if progress is None else {**progress_json(progress), "steps_per_s": rate},
     }
 
 

@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from tandem.db.engine import connect, connect_arguments, one_line, parse
 from tandem.db.migrate import head, revision_of
 from tandem_api.problems import Problem, away, log
+from tandem_api.reads.patience import bound
 
 T = TypeVar("T")
 WAIT_S = 5.0
@@ -31,6 +32,7 @@ CANCELLED = "57014"
 DRIVER = (DBAPIError, psycopg.Error, PoolTimeout)
 """What a database that fails raises."""
 _MARGIN_S = 2.0
+"""The server gives up by itself; one that cannot is given up a little later."""
 
 
 class Store:
@@ -70,6 +72,7 @@ class Store:
             connect_args=arguments,
         )
         self._whole: Engine = connect(url, statement_timeout_s=whole_s, pool_size=WHOLE_AT_ONCE + EXPORTS_AT_ONCE + 2)
+        bound(self._whole, whole_s + _MARGIN_S)
         self._gate = asyncio.Semaphore(WHOLE_AT_ONCE)
         self._exports = asyncio.Semaphore(EXPORTS_AT_ONCE)
 

@@ -82,7 +82,8 @@ async def watch_run(
     if start >= END:
         return Response(status_code=204)
     parts.hub.check()
-    if parts.launcher.find(run_id) is None and not await parts.store.ask(exists, run_id):
+    launch = parts.launcher.find(run_id)
+    if launch is None and not await parts.store.ask(exists, run_id) and not await parts.launcher.known(run_id):
         raise not_found(f"run {run_id}")
     return Streamed(
         parts.hub.stream(run_id, start, still, parts.settings.auth_seconds), "text/event-stream",

@@ -62,7 +62,8 @@ async def launch_run(
         Header(
             min_length=1, max_length=255, pattern=r"^[\x21-\x7e]+$",
             description="The same key with the same order begins one run, however often it is sent; with another it is "
-            "refused.",
+            "refused. In a cluster a key lives as long as its PairRun: once that is deleted, also by cancelling, the "
+            "same order with the key begins another run.",
         ),
     ] = None,
 ) -> Response:  # fmt: skip
@@ -151,7 +152,7 @@ async def run_answer(parts: Parts, run_id: UUID) -> dict[str, Any]:
     """
     launch = parts.launcher.find(run_id)
     stored = await parts.store.ask(detail, run_id)
-    if stored is None and launch is None:
+    if stored is None and launch is None and (launch := await parts.launcher.known(run_id)) is None:
         raise not_found(f"run {run_id}")
     state = stored["state"] if stored is not None else str(launch.state) if launch is not None else ""
     return {

@@ -37,6 +37,16 @@ LEFT JOIN LATERAL (
 ).bindparams(bindparam("run_ids", type_=ARRAY(PG_UUID(as_uuid=True))))
 
 
+_RATE = text(
+    """
+SELECT count(*) - 1 AS steps, extract(epoch FROM max(finished_at) - min(finished_at)) AS seconds
+FROM (
+  SELECT finished_at FROM steps WHERE run_id = :run_id AND attempt = :attempt AND step > 0 ORDER BY step DESC LIMIT 100
+) newest
+"""
+)
+
+
 @dataclass(frozen=True, slots=True)
 class First:
     """Where a pair first differed: the least step, site and rank of the first attempt that has any."""
@@ -108,3 +118,9 @@ def read_progress(conn: Connection, run_ids: Sequence[UUID]) -> dict[UUID, Progr
         )
         for row in rows
     }  # fmt: skip
+
+
+def steps_per_s(conn: Connection, run_id: UUID, attempt: int) -> float | None:
+    """How fast the newest hundred stored steps of an attempt came; None before there are two."""
+    found = conn.execute(_RATE, {"run_id": run_id, "attempt": attempt}).one()
+    return found.steps / float(found.seconds) if found.steps > 0 and found.seconds else None

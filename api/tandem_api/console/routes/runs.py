@@ -91,7 +91,7 @@ async def _run(parts: Parts, run_id: Any) -> tuple[dict[str, Any], Problem | Non
     try:
         return await run_answer(parts, run_id), None
     except Problem as problem:
-        launch = parts.launcher.find(run_id)
+        launch = await parts.launcher.known(run_id)
         if launch is None or problem.status not in (503, 504):
             raise
         return {"state": str(launch.state), "stored": None, "launch": launch_json(launch)}, problem
@@ -126,7 +126,7 @@ async def mismatches(
             parts, MismatchRecord, "mismatches", run_id, equal, (None, None), PAGE, page_token
         )  # fmt: skip
     except Problem as problem:
-        if problem.status != 404 or parts.launcher.find(run_id) is None:
+        if problem.status != 404 or await parts.launcher.known(run_id) is None:
             raise
         found = {"mismatches": [], "next_page_token": None}
     path = f"/console/runs/{run_id}/mismatches"
