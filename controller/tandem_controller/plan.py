@@ -130,6 +130,8 @@ def _between(d: Draft, spec: PairRunSpec) -> None:
     chosen = _choose(d, spec)
     if isinstance(chosen, NoPairing):
         _unpaired(d, chosen)
+        if attempts and chosen.exhausted:
+            _judge(d)
     else:
         _start(d, *chosen)
 

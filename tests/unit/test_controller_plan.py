@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from clusters import NOW, Run, condition, events, kinds, node, started, world
+from clusters import NOW, Run, condition, events, kinds, node, started, told, use, world
 from tandem.pairing.choose import Claim
+from tandem.pairing.nodes import Node
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import observed as do
@@ -189,6 +191,53 @@ def test_a_second_run_on_the_same_suspect_waits() -> None:
     run = Run(nodes=world(node("sick", cordoned=True), node("well"), node("well-2"), claims=claims))
     run.plan()
     assert condition(run, names.PAIRED) == ("False", "SuspectBusy")
+
+
+def failed_twice(*others: Node) -> Run:
+    """Two attempts on the one node that is like the suspect said nothing; as many as a node gets by default."""
+    run = Run()
+    for number in (1, 2):
+        run.world = replace(run.world, tried={"well": number - 1})
+        run.plan(after=100)
+        run.start(number)
+        run.stored(*range(1, number + 1))
+        run.plan(after=1)
+        run.change(Role.SUSPECT, phase="Failed", reason="Evicted")
+        run.exit(Role.REFERENCE, 42, told("dead_peer"))
+        run.plan(after=1)
+        run.stored(*range(1, number + 1), state="orphaned")
+        run.pods, run.jobs = [], []
+    run.world = world(node("sick", cordoned=True), node("well"), *others, tried={"well": 2})
+    return run
+
+
+@pytest.mark.parametrize("others", [(), (node("other", labels={"kubernetes.io/arch": "arm64"}, ready=False),)])
+def test_a_run_whose_every_reference_has_had_its_attempts_is_judged(others: tuple[Node, ...]) -> None:
+    """A third attempt is left, and no node for it: the run would wait for ever, and hold its suspect."""
+    run = failed_twice(*others)
+    decision = run.plan(after=100)
+    assert decision.status.attempt == 2
+    assert condition(run, names.PAIRED) == ("False", "NoReference")
+    assert kinds(decision) == ["Judge"]
+    run.judge("inconclusive", "evicted")
+    run.plan(after=5)
+    assert condition(run, names.FINISHED) == ("True", "Inconclusive")
+
+
+@pytest.mark.parametrize("how", ["NodeNotReady", "Busy", "NoRoom"])
+def test_a_run_with_attempts_left_waits_for_a_reference_that_may_come(how: str) -> None:
+    run = failed_twice(node("well-2", ready=how != "NodeNotReady"))
+    claims = (Claim("tandem/other", "well-2", "x"),) if how == "Busy" else ()
+    usage = {"well-2": [use("job", "well-2", cpu=8)]} if how == "NoRoom" else {}
+    run.world = replace(run.world, claims=claims, usage=usage)
+    decision = run.plan(after=100)
+    assert how in [p.reason for p in decision.status.passed_over]
+    assert kinds(decision) == []
+    assert decision.requeue_s is not None
+    run.world = replace(
+        run.world, nodes=[n if n.ready else node("well-2") for n in run.world.nodes], claims=(), usage={}
+    )
+    assert run.plan(after=15).status.attempt == 3
 
 
 # -- PostgreSQL -------------------------------------------------------------------------------------------
