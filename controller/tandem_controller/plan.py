@@ -26,7 +26,7 @@ from tandem.vocabulary import REGULAR_ENDS, Role, Verdict
 from tandem_controller import ending, observed
 from tandem_controller.draft import Draft
 from tandem_controller.manifests import job_deadline
-from tandem_controller.marking import keep_marks, tell_refusals
+from tandem_controller.marking import keep_marks, said_of_node, tell_refusals
 from tandem_controller.observed import Decision, Observed, Pod
 
 KEPT_ATTEMPTS = 20
@@ -62,7 +62,7 @@ def _finished(d: Draft) -> None:
     o, last = d.o, d.status.attempts[-1] if d.status.attempts else None
     if names.FINALIZER in (o.obj["metadata"].get("finalizers") or []):
         suspect = last.suspect.node if last else ""
-        d.do(observed.UnmarkNodes(_nodes(d.status), suspect, d.status.verdict), observed.Release())
+        d.do(observed.UnmarkNodes(_nodes(d.status), suspect, said_of_node(o, d.status)), observed.Release())
     for number in sorted({job.attempt for job in o.jobs if not _ended(o, job.attempt)}):
         d.do(observed.RemoveChildren(number))
     ttl = o.spec.ttl_seconds_after_finished if o.spec else None
