@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusters import NOW, Run, condition, events, kinds, node, started, told, use, world
+from clusters import NOW, SETTINGS, Run, condition, events, kinds, node, started, told, use, world
 from tandem.pairing.choose import Claim
 from tandem.pairing.nodes import Node
 from tandem.pairrun import names
@@ -134,6 +134,48 @@ def test_a_spec_that_cannot_be_used_ends_at_once_with_its_sentence() -> None:
     assert "unknown preset 'huge'" in decision.status.message
     assert condition(run, names.FINISHED) == ("True", "InvalidSpec")
     assert run.plan().actions == ()
+
+
+def test_a_spec_that_becomes_unusable_mid_run_ends_the_attempt_and_the_run_is_judged() -> None:
+    """As after an upgrade. Its rows must not stay `running`; and the verdict is PostgreSQL's."""
+    run = started()
+    run.obj["spec"] = {"workload": {"model": "huge"}}
+    run.facts = replace(run.facts, reachable=False)
+    assert kinds(run.plan(after=1)) == ["RemoveChildren"]
+    run.stored(1)
+    decision = run.plan(after=1)
+    last = decision.status.attempts[-1]
+    assert (last.reason, last.infrastructure) == ("invalid_spec", True)
+    assert "unknown preset 'huge'" in last.message
+    assert decision.actions[-2:] == (do.CloseAttempt(1, "invalid_spec"), do.Judge())
+    run.judge("inconclusive", "invalid_spec")
+    decision = run.plan(after=1)
+    assert (decision.status.verdict, decision.status.reason) == ("inconclusive", "invalid_spec")
+    assert condition(run, names.FINISHED) == ("True", "Inconclusive")
+
+
+def test_a_spec_that_becomes_unusable_before_anything_is_stored_ends_the_run() -> None:
+    run = Run()
+    run.plan()
+    run.obj["spec"] = {"workload": {"model": "huge"}}
+    assert "Judge" not in kinds(run.plan(after=1))
+    assert condition(run, names.FINISHED) == ("True", "InvalidSpec")
+
+
+def test_a_run_that_may_have_no_further_attempt_is_judged() -> None:
+    """A folder that was allowed when it began is no longer."""
+    volume = {"name": "v", "mountPath": "/v", "hostPath": "/data"}
+    worker = SETTINGS.worker.model_copy(update={"allowed_host_paths": ["/data"]})
+    run = started({"template": {"volumes": [volume]}}, settings=SETTINGS.model_copy(update={"worker": worker}))
+    run.change(Role.SUSPECT, phase="Failed", reason="Evicted")
+    run.exit(Role.REFERENCE, 42, told("dead_peer"))
+    run.plan(after=1)
+    run.pods, run.jobs = [], []
+    run.stored(1, state="orphaned")
+    run.observed["settings"] = SETTINGS
+    decision = run.plan(after=100)
+    assert condition(run, names.PAIRED) == ("False", "VolumeForbidden")
+    assert kinds(decision) == ["Judge"]
 
 
 def test_a_tp_that_cannot_be_ends_at_once() -> None:
