@@ -16,7 +16,6 @@ from tandem.kube.errors import Conflict, Forbidden, NotFound
 from tandem.kube.paths import EVENTS, JOBS, NETWORK_POLICIES, NODES, PAIRRUNS, SECRETS, SERVICES, Resource
 from tandem.pairing.nodes import node_from, tolerated_taints
 from tandem.pairrun import names
-from tandem.pairrun.spec import Device
 from tandem.pairrun.status import AttemptStatus, PairRunStatus, timestamp
 from tandem.vocabulary import Role
 from tandem_controller import manifests, marks, observed
@@ -199,7 +198,7 @@ def manifest_source(seen: Observed, told: AttemptStatus) -> Attempt:
     return Attempt(
         pairrun=seen.name, uid=seen.uid, namespace=seen.namespace, run_id=seen.run_id, number=told.number,
         spec=seen.spec, run=seen.spec.run.model_copy(update={"tp": told.ranks}),
-        nodes={Role.SUSPECT: told.suspect.node, Role.REFERENCE: told.reference.node}, device=Device(told.device),
+        nodes={Role.SUSPECT: told.suspect.node, Role.REFERENCE: told.reference.node}, device=told.device,
         devices=told.devices, node_devices=told.node_devices,
         tolerated=tolerated_taints(node, seen.policy), device_taints=seen.policy.device_taints,
     )  # fmt: skip

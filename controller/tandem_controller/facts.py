@@ -58,18 +58,14 @@ class FactStore:
         try:
             found = ask(self.engine, asked)
         except DatabaseError as error:
-            self.failed(str(error))
+            with self._lock:
+                self._error = str(error)
             return {}
         with self._lock:
             self._error = None
             changed = {run_id: facts for run_id, facts in found.items() if self._facts.get(run_id) != facts}
             self._facts.update(found)
         return changed
-
-    def failed(self, error: str) -> None:
-        """A write failed because the database is away."""
-        with self._lock:
-            self._error = error
 
     def forget(self, run_id: UUID) -> None:
         """The run's object is gone."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from tandem.pairrun import names
+from tandem.pairrun.status import PairRunStatus
 from tandem_controller import observed
 from tandem_controller.draft import Draft
+from tandem_controller.observed import Observed
 
 
 def keep_marks(d: Draft) -> None:
@@ -17,6 +19,14 @@ def keep_marks(d: Draft) -> None:
     left = tuple(sorted(node for node, run in o.sessions.items() if run == str(o.run_id) and node not in here))
     if left:
         d.do(observed.UnmarkNodes(left))
+
+
+def said_of_node(o: Observed, status: PairRunStatus) -> str:
+    """A run's verdict, if it is one on its suspect: what a run with an injected fault finds is its own.
+
+    Nor is it one where nobody can read any more whether there was a fault.
+    """
+    return status.verdict if o.spec is not None and o.spec.run.fault is None else ""
 
 
 def tell_refusals(d: Draft) -> None:

@@ -26,8 +26,9 @@ from tandem.vocabulary import REGULAR_ENDS, Role, Verdict
 from tandem_controller import ending, observed
 from tandem_controller.draft import Draft
 from tandem_controller.manifests import job_deadline
-from tandem_controller.marking import keep_marks, tell_refusals
+from tandem_controller.marking import keep_marks, said_of_node, tell_refusals
 from tandem_controller.observed import Decision, Observed, Pod
+from tandem_controller.volumes import forbidden
 
 KEPT_ATTEMPTS = 20
 KEPT_PASSED_OVER = 50
@@ -42,7 +43,7 @@ def plan(o: Observed) -> Decision:
     elif draft.status.holds(names.FINISHED):
         _finished(draft)
     elif o.spec is None:
-        _end(draft, Verdict.INCONCLUSIVE, "InvalidSpec", "invalid_spec", f"inconclusive: {o.spec_error}")
+        _unusable(draft)
     else:
         _live(draft, o.spec)
     tell_refusals(draft)
@@ -62,7 +63,7 @@ def _finished(d: Draft) -> None:
     o, last = d.o, d.status.attempts[-1] if d.status.attempts else None
     if names.FINALIZER in (o.obj["metadata"].get("finalizers") or []):
         suspect = last.suspect.node if last else ""
-        d.do(observed.UnmarkNodes(_nodes(d.status), suspect, d.status.verdict), observed.Release())
+        d.do(observed.UnmarkNodes(_nodes(d.status), suspect, said_of_node(o, d.status)), observed.Release())
     for number in sorted({job.attempt for job in o.jobs if not _ended(o, job.attempt)}):
         d.do(observed.RemoveChildren(number))
     ttl = o.spec.ttl_seconds_after_finished if o.spec else None
@@ -84,6 +85,20 @@ def _ended(o: Observed, attempt: int) -> bool:
 def _nodes(status: PairRunStatus) -> tuple[str, ...]:
     found = [chosen.node for a in status.attempts for chosen in (a.suspect, a.reference)]
     return tuple(dict.fromkeys(found))
+
+
+def _unusable(d: Draft) -> None:
+    """The spec cannot be read: before the first attempt that is the end; later it is what ends the attempt."""
+    o = d.o
+    if o.facts.judgement is not None:
+        _judged(d)
+    elif not d.status.attempts or (o.facts.reachable and not o.facts.run_stored):
+        _end(d, Verdict.INCONCLUSIVE, "InvalidSpec", "invalid_spec", f"inconclusive: {o.spec_error}")
+    else:
+        if d.current is not None:
+            _close(d, d.current, ending.End("invalid_spec", o.spec_error, infrastructure=True))
+        _judge(d)
+    keep_marks(d)
 
 
 # -- a live run ------------------------------------------------------------------------------------------
@@ -136,13 +151,8 @@ def _between(d: Draft, spec: PairRunSpec) -> None:
 
 def _choose(d: Draft, spec: PairRunSpec) -> tuple[Pairing, RunSpec] | NoPairing:
     o = d.o
-    for volume in spec.template.volumes:
-        if volume.host_path is not None and not _below(volume.host_path, o.settings.worker.allowed_host_paths):
-            return NoPairing(
-                "VolumeForbidden",
-                f"hostPath {volume.host_path}: allowed here are {_listed(o.settings.worker.allowed_host_paths)}",
-                final=True,
-            )
+    if (sentence := forbidden(spec, o.settings.worker.allowed_host_paths)) is not None:
+        return NoPairing("VolumeForbidden", sentence, final=True)
     if o.missing:
         return NoPairing("InputMissing", o.missing[0])
     if d.status.suspect is not None:  # a further attempt is one more look at the same suspect
@@ -157,7 +167,7 @@ def _unpaired(d: Draft, why: NoPairing) -> None:
     passed = _shown(why.passed_over)
     d.set(passed_over=passed, passed_over_total=len(why.passed_over))
     before = d.status.condition(names.PAIRED)
-    if why.final:
+    if why.final and not d.status.attempts:
         _end(d, Verdict.INCONCLUSIVE, why.reason, _snake(why.reason), f"inconclusive: {why.message}")
         return
     if before is None or (before.reason, before.message) != (why.reason, why.message):
@@ -165,6 +175,8 @@ def _unpaired(d: Draft, why: NoPairing) -> None:
     d.condition(names.PAIRED, False, why.reason, why.message)
     d.condition(names.RUNNING, False, "NotPaired", "")
     d.again(d.o.settings.pairing_seconds)
+    if d.status.attempts and (why.final or why.exhausted):
+        _judge(d)
 
 
 def _start(d: Draft, pairing: Pairing, run: RunSpec) -> None:
@@ -300,9 +312,10 @@ def _judge(d: Draft) -> None:
     if not o.facts.reachable:
         d.again(o.settings.pairing_seconds)
         return
-    missing = [a.number for a in d.status.attempts if a.number not in o.facts.attempts]
+    attempts = [a for a in d.status.attempts if o.spec is not None or a.number in o.facts.attempts]
+    missing = [a.number for a in attempts if a.number not in o.facts.attempts]
     d.do(*(observed.StoreAttempt(number) for number in missing))
-    d.do(*(observed.CloseAttempt(a.number, a.reason) for a in d.status.attempts if _open(o, a)), observed.Judge())
+    d.do(*(observed.CloseAttempt(a.number, a.reason) for a in attempts if _open(o, a)), observed.Judge())
     d.again(5.0)
 
 
@@ -367,17 +380,6 @@ def _backoff(spec: PairRunSpec, attempts: Sequence[AttemptStatus], now: float) -
 
 def _shown(passed: Sequence[PassedOver]) -> list[PassedOver]:
     return list(passed[:KEPT_PASSED_OVER])
-
-
-def _below(path: str, allowed: Sequence[str]) -> bool:
-    parts = [part for part in path.split("/") if part]
-    if ".." in parts:
-        return False
-    return any(parts[: len(root)] == root for root in ([p for p in a.split("/") if p] for a in allowed))
-
-
-def _listed(paths: Sequence[str]) -> str:
-    return "none (chart value worker.allowedHostPaths)" if not paths else f"only folders below {', '.join(paths)}"
 
 
 def _camel(word: str) -> str:

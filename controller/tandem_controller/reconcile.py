@@ -198,8 +198,12 @@ class Reconciler:
             except Fenced:
                 raise
             except DatabaseError as error:
-                self.parts.facts.failed(str(error))
                 log.warning("%s: %s: %s", key, name, error)
+                # Whether the database is away, which holds every run, or refuses this one's rows alone.
+                self.parts.facts.refresh([seen.run_id])
+                if self.parts.facts.error is None:
+                    failures[name] = str(error)
+                    undone.add(name)
             except Conflict as error:
                 log.info("%s: %s: %s", key, name, error)
                 undone.add(name)

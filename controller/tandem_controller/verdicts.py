@@ -132,6 +132,8 @@ class Verdicts:
     def compared_with(self) -> dict[str, frozenset[str]]:
         """Suspect node -> references that it was compared with in a run of this cluster that spoke.
 
+        A synthetic run says nothing of the suspect, so its reference is not used up.
+
         Raises:
             DatabaseError: the database failed.
         """
@@ -143,6 +145,7 @@ class Verdicts:
                     .where(
                         Run.verdict.in_(("match", "mismatch")),
                         Attempt.state == AttemptState.CLOSED,
+                        Run.synthetic.is_(False),
                         # Nodes of two clusters, and machines of local runs, may have one name.
                         Run.supervisor["cluster"].as_string() == self.cluster,
                     )

@@ -25,13 +25,13 @@ def verdicts(engine: Engine, cluster: str = "here") -> Verdicts:
 
 def run(
     engine: Engine, reference: str, verdict: str, *, cluster: str | None = "here", namespace: str = "tandem",
-    state: AttemptState = AttemptState.CLOSED,
+    state: AttemptState = AttemptState.CLOSED, synthetic: bool = False,
 ) -> UUID:  # fmt: skip
     """A run of one attempt that ended so; without a cluster: a local one."""
     supervisor: dict[str, Any] | None = None
     if cluster is not None:
         supervisor = controller_identity(namespace, "check", "u-1") | {"cluster": cluster}
-    run_id = make_run(engine, hosts=(reference, "sick"), supervisor=supervisor)
+    run_id = make_run(engine, hosts=(reference, "sick"), supervisor=supervisor, synthetic=synthetic)
     store.finish_attempt(engine, run_id, 1, state=state, reason="completed", ended_at=1.0)
     store.finish_run(engine, run_id, verdict=verdict, reason="completed", sentence="s", finished_at=1.0)
     return run_id
@@ -43,6 +43,7 @@ def test_situation_8_a_swap_knows_every_reference_of_a_run_that_spoke(engine: En
     run(engine, "mismatched", "mismatch")
     run(engine, "mismatched", "mismatch")
     run(engine, "silent", "inconclusive")
+    run(engine, "synthetic", "mismatch", synthetic=True)
     run(engine, "lost", "match", state=AttemptState.ORPHANED)
     make_run(engine, hosts=("running", "sick"), supervisor={"kind": "controller", "cluster": "here"})
     run(engine, "other installation", "match", namespace="elsewhere")

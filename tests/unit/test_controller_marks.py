@@ -149,6 +149,22 @@ def test_marks_go_when_the_attempt_ends(how: str) -> None:
     assert "MarkNodes" not in kinds(run.plan(after=1))
 
 
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [({}, "mismatch"), ({"workload": {"fault": "node-11"}}, ""), ({"workload": {"model": "huge"}}, "")],
+    ids=["real", "synthetic", "unreadable"],
+)
+def test_only_a_run_without_an_injected_fault_says_something_of_its_node(spec: dict[str, Any], said: str) -> None:
+    """A synthetic run's findings are its own. Of a spec that an upgrade made unreadable nobody knows what it was."""
+    run = started({} if "model" in str(spec) else spec, settings=MARKING)
+    run.stored(1, state="closed")
+    run.judge("mismatch")
+    run.plan(after=1)
+    run.obj["spec"] |= spec
+    run.obj["metadata"]["finalizers"] = [names.FINALIZER]
+    assert do.UnmarkNodes(("sick", "well"), "sick", said) in run.plan(after=1).actions
+
+
 def test_another_runs_mark_on_a_former_reference_stays() -> None:
     nodes = world(node("sick", cordoned=True), node("well"), node("well-2"))
     run = started(settings=MARKING, nodes=nodes)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from clusters import NOW, Run, condition, events, kinds, node, started, world
+from clusters import NOW, SETTINGS, Run, condition, events, kinds, node, started, told, use, world
 from tandem.pairing.choose import Claim
+from tandem.pairing.nodes import Node
 from tandem.pairrun import names
 from tandem.vocabulary import Role
 from tandem_controller import observed as do
@@ -134,6 +136,48 @@ def test_a_spec_that_cannot_be_used_ends_at_once_with_its_sentence() -> None:
     assert run.plan().actions == ()
 
 
+def test_a_spec_that_becomes_unusable_mid_run_ends_the_attempt_and_the_run_is_judged() -> None:
+    """As after an upgrade. Its rows must not stay `running`; and the verdict is PostgreSQL's."""
+    run = started()
+    run.obj["spec"] = {"workload": {"model": "huge"}}
+    run.facts = replace(run.facts, reachable=False)
+    assert kinds(run.plan(after=1)) == ["RemoveChildren"]
+    run.stored(1)
+    decision = run.plan(after=1)
+    last = decision.status.attempts[-1]
+    assert (last.reason, last.infrastructure) == ("invalid_spec", True)
+    assert "unknown preset 'huge'" in last.message
+    assert decision.actions[-2:] == (do.CloseAttempt(1, "invalid_spec"), do.Judge())
+    run.judge("inconclusive", "invalid_spec")
+    decision = run.plan(after=1)
+    assert (decision.status.verdict, decision.status.reason) == ("inconclusive", "invalid_spec")
+    assert condition(run, names.FINISHED) == ("True", "Inconclusive")
+
+
+def test_a_spec_that_becomes_unusable_before_anything_is_stored_ends_the_run() -> None:
+    run = Run()
+    run.plan()
+    run.obj["spec"] = {"workload": {"model": "huge"}}
+    assert "Judge" not in kinds(run.plan(after=1))
+    assert condition(run, names.FINISHED) == ("True", "InvalidSpec")
+
+
+def test_a_run_that_may_have_no_further_attempt_is_judged() -> None:
+    """A folder that was allowed when it began is no longer."""
+    volume = {"name": "v", "mountPath": "/v", "hostPath": "/data"}
+    worker = SETTINGS.worker.model_copy(update={"allowed_host_paths": ["/data"]})
+    run = started({"template": {"volumes": [volume]}}, settings=SETTINGS.model_copy(update={"worker": worker}))
+    run.change(Role.SUSPECT, phase="Failed", reason="Evicted")
+    run.exit(Role.REFERENCE, 42, told("dead_peer"))
+    run.plan(after=1)
+    run.pods, run.jobs = [], []
+    run.stored(1, state="orphaned")
+    run.observed["settings"] = SETTINGS
+    decision = run.plan(after=100)
+    assert condition(run, names.PAIRED) == ("False", "VolumeForbidden")
+    assert kinds(decision) == ["Judge"]
+
+
 def test_a_tp_that_cannot_be_ends_at_once() -> None:
     run = Run({"workload": {"tp": 3}})
     decision = run.plan()
@@ -189,6 +233,53 @@ def test_a_second_run_on_the_same_suspect_waits() -> None:
     run = Run(nodes=world(node("sick", cordoned=True), node("well"), node("well-2"), claims=claims))
     run.plan()
     assert condition(run, names.PAIRED) == ("False", "SuspectBusy")
+
+
+def failed_twice(*others: Node) -> Run:
+    """Two attempts on the one node that is like the suspect said nothing; as many as a node gets by default."""
+    run = Run()
+    for number in (1, 2):
+        run.world = replace(run.world, tried={"well": number - 1})
+        run.plan(after=100)
+        run.start(number)
+        run.stored(*range(1, number + 1))
+        run.plan(after=1)
+        run.change(Role.SUSPECT, phase="Failed", reason="Evicted")
+        run.exit(Role.REFERENCE, 42, told("dead_peer"))
+        run.plan(after=1)
+        run.stored(*range(1, number + 1), state="orphaned")
+        run.pods, run.jobs = [], []
+    run.world = world(node("sick", cordoned=True), node("well"), *others, tried={"well": 2})
+    return run
+
+
+@pytest.mark.parametrize("others", [(), (node("other", labels={"kubernetes.io/arch": "arm64"}, ready=False),)])
+def test_a_run_whose_every_reference_has_had_its_attempts_is_judged(others: tuple[Node, ...]) -> None:
+    """A third attempt is left, and no node for it: the run would wait for ever, and hold its suspect."""
+    run = failed_twice(*others)
+    decision = run.plan(after=100)
+    assert decision.status.attempt == 2
+    assert condition(run, names.PAIRED) == ("False", "NoReference")
+    assert kinds(decision) == ["Judge"]
+    run.judge("inconclusive", "evicted")
+    run.plan(after=5)
+    assert condition(run, names.FINISHED) == ("True", "Inconclusive")
+
+
+@pytest.mark.parametrize("how", ["NodeNotReady", "Busy", "NoRoom"])
+def test_a_run_with_attempts_left_waits_for_a_reference_that_may_come(how: str) -> None:
+    run = failed_twice(node("well-2", ready=how != "NodeNotReady"))
+    claims = (Claim("tandem/other", "well-2", "x"),) if how == "Busy" else ()
+    usage = {"well-2": [use("job", "well-2", cpu=8)]} if how == "NoRoom" else {}
+    run.world = replace(run.world, claims=claims, usage=usage)
+    decision = run.plan(after=100)
+    assert how in [p.reason for p in decision.status.passed_over]
+    assert kinds(decision) == []
+    assert decision.requeue_s is not None
+    run.world = replace(
+        run.world, nodes=[n if n.ready else node("well-2") for n in run.world.nodes], claims=(), usage={}
+    )
+    assert run.plan(after=15).status.attempt == 3
 
 
 # -- PostgreSQL -------------------------------------------------------------------------------------------

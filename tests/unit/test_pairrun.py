@@ -220,13 +220,22 @@ def test_a_condition_changes_its_time_only_with_its_status() -> None:
 @pytest.mark.parametrize(
     "values",
     [None, 3, [], {"conditions": 3}, {"attempts": [{"number": "x"}]}, {"counts": {"sites": "many"}}, {"verdict": []},
-     {"unknown": 1}, {"conditions": [{"type": "Paired"}]}],
+     {"attempt": -5}, {"attempt": 3_000_000_000}, {"unknown": 1}, {"conditions": [{"type": "Paired"}]}],
 )  # fmt: skip
 def test_a_status_that_a_hand_edited_is_read_field_by_field(values: Any) -> None:
     """What cannot be read counts as absent; the rest stays."""
     assert isinstance(read_status(values), PairRunStatus)
     if isinstance(values, dict):
         assert read_status(values | {"step": 7}).step == 7
+
+
+@pytest.mark.parametrize(
+    "values", [{"number": 0}, {"number": 2**31}, {"device": "x"}, {"devices": -1}, {"tp": 2**31}], ids=str
+)
+def test_an_attempt_that_neither_kubernetes_nor_postgresql_would_take_is_none(values: dict[str, Any]) -> None:
+    sound = {"number": 2**31 - 1, "suspect": {"node": "a"}, "reference": {"node": "b"}, "startedAt": "x"}
+    assert len(read_status({"attempts": [sound]}).attempts) == 1
+    assert not read_status({"attempts": [sound | values]}).attempts
 
 
 def test_a_status_survives_its_way_through_the_cluster() -> None:

@@ -27,6 +27,10 @@ from tandem.pairrun.spec import Device, PairRunSpec
 from tandem.pairrun.status import PassedOver
 from tandem.vocabulary import Kind, Role
 
+ATTEMPTS_USED = "AttemptsUsed"
+PASSING = ("NodeNotReady", "Busy", "NoRoom")
+"""Why a node may be no reference now, and may be one later without anybody's doing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
@@ -79,6 +83,12 @@ class NoPairing:
     passed_over: tuple[PassedOver, ...] = ()
     final: bool = False
     """Whether waiting cannot help."""
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this run has used its attempts on every node that would do: none becomes free by waiting."""
+        references = {each.reason for each in self.passed_over if each.role == Role.REFERENCE}
+        return ATTEMPTS_USED in references and references.isdisjoint(PASSING)
 
 
 def choose(spec: PairRunSpec, world: World, policy: Policy) -> Pairing | NoPairing:
@@ -256,10 +266,10 @@ def _not_a_reference(
         return "Quarantined", f"quarantined itself ({', '.join(signs)})"
     if multi_host_slice(node, world.nodes, policy):
         return "MultiHostSliceUnsupported", "one host of a TPU slice of several cannot compute alone"
-    if not node.ready:
-        return "NodeNotReady", "not Ready"
     if (field_ := _unlike(spec, suspect, node, policy)) is not None:
         return "Unlike", f"differs from {suspect.name} in {field_}"
+    if not node.ready:
+        return "NodeNotReady", "not Ready"
     if (taint := n.untolerated(node, (), spec.template.tolerations, policy)) is not None:
         return "UntoleratedTaint", f"the taint {taint} keeps pods off it"
     for claim in world.claims:
@@ -269,7 +279,7 @@ def _not_a_reference(
     if len(serving) >= policy.runs_per_reference:
         return "Busy", f"serves {', '.join(serving)}"
     if world.tried.get(node.name, 0) >= spec.retry.max_attempts_per_node:
-        return "AttemptsUsed", f"{world.tried[node.name]} attempts on it said nothing"
+        return ATTEMPTS_USED, f"{world.tried[node.name]} attempts on it said nothing"
     if (
         spec.kind is Kind.SWAP
         and node.name in world.used_before.get(suspect.name, ())

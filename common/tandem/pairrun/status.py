@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from tandem.pairrun import names
+from tandem.pairrun.spec import Device
+
+Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""What PostgreSQL keeps in four bytes."""
 
 
 class _Model(BaseModel):
@@ -54,13 +58,13 @@ class Chosen(_Model):
 class AttemptStatus(_Model):
     """One incarnation of the pair."""
 
-    number: int = Field(description="From 1.")
+    number: Annotated[int, Field(ge=1, le=2**31 - 1)] = Field(description="From 1.")
     suspect: Chosen = Field(description="Node under test.")
     reference: Chosen = Field(description="Healthy node.")
-    device: str = Field("cpu", description="Resource that each pod asks for.")
-    devices: int = Field(0, description="How many of it.")
-    tp: int = Field(0, description="Tensor-parallel ranks: how many of them compute.")
-    node_devices: int = Field(0, description="How many the suspect's node has, those that its plugin dropped included.")
+    device: Device = Field(Device.CPU, description="Resource that each pod asks for.")
+    devices: Count = Field(0, description="How many of it.")
+    tp: Count = Field(0, description="Tensor-parallel ranks: how many of them compute.")
+    node_devices: Count = Field(0, description="How many the suspect's node has, dropped ones included.")
     started_at: str = Field(description="When it was decided.")
     running_at: str | None = Field(None, description="When both pods ran.")
     ended_at: str | None = Field(None, description="When it ended.")
@@ -106,7 +110,7 @@ class PairRunStatus(_Model):
     passed_over: list[PassedOver] = Field([], description="Nodes that were not chosen, and why; the first 50.")
     passed_over_total: int = Field(0, description="How many they are in all.")
     attempts: list[AttemptStatus] = Field([], description="Every attempt, the newest last; the last 20.")
-    attempt: int = Field(0, description="Number of the current or last attempt.")
+    attempt: Count = Field(0, description="Number of the current or last attempt.")
     step: int = Field(0, description="Last compared step of the current or last attempt.")
     steps: int | None = Field(None, description="Steps asked for.")
     counts: Counts = Field(Counts(), description="What was compared so far, all attempts together.")

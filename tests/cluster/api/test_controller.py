@@ -10,15 +10,17 @@ from pathlib import Path
 
 import pytest
 from bench.rows.controller import counted
+from prometheus_client import Counter, Histogram
 from sqlalchemy import text
 
-from cluster.api.hands import IMAGE, Hands, forever, leading
+from cluster.api.hands import IMAGE, Hands, Term, forever, leading
 from cluster.handle import ApiServer, until
 from tandem.db import queries
 from tandem.db.engine import connect, parse
 from tandem.db.fence import Fence
 from tandem.kube.paths import PAIRRUNS, PODS, SECRETS
 from tandem.pairrun import names
+from tandem.pairrun.status import timestamp
 from tandem.vocabulary import Role
 from tandem_controller import controller as controller_module
 
@@ -309,14 +311,48 @@ def test_a_pairrun_deleted_mid_run_leaves_a_closed_run_behind(pair: Hands, monke
     engine.dispose()
 
 
-def test_a_status_that_a_hand_edited_does_not_stop_the_queue(pair: Hands) -> None:
-    attempt = {"number": -1, "startedAt": "x", "endedAt": "y", "suspect": {"node": ""}, "reference": {"node": ""}}
-    nonsense = {"attempts": [attempt], "progressAt": "never", "verdict": "splendid", "attempt": -7}
-    pair.create("broken", suspend=True)
-    pair.kube.patch_status(PAIRRUNS.path(pair.namespace, "broken"), nonsense)
-    with leading(pair):
+def test_a_status_that_a_hand_edited_does_no_other_run_any_harm(pair: Hands, tmp_path: Path) -> None:
+    """PostgreSQL refuses the rows of an attempt that nobody started, again and again, and is not away for that."""
+    now = timestamp(time.time())
+    suspect = {"node": "a", "image": "i\0"}
+    attempt = {"number": 7, "startedAt": now, "suspect": suspect, "reference": {"node": "b"}}
+    pair.create("broken")
+    pair.kube.patch_status(PAIRRUNS.path(pair.namespace, "broken"), {"attempts": [attempt], "attempt": 7})
+    with leading(pair, factsSeconds=60) as term:
+        pair.wait_for(names.REFUSED, "True", "StoreAttempt", name="broken", seconds=30)
         pair.create("sound")
-        pair.wait_for(names.PAIRED, "True", name="sound")
+        pair.start(name="sound")
+        pair.wait_for(names.RUNNING, "True", name="sound")
+        forever(lambda: _reached(term, pair), 3.0)
+        pair.finish(tmp_path, name="sound")
+        pair.wait_for(names.FINISHED, "True", "Match", name="sound", seconds=30)
+        assert _reached(term, pair)
+
+
+def _reached(term: Term, pair: Hands) -> bool:
+    return term.controller.facts.error is None and "DatabaseUnreachable" not in str(pair.get("sound")["status"])
+
+
+def test_an_object_whose_look_raises_stops_no_other(pair: Hands, tmp_path: Path) -> None:
+    """There is no number for its next attempt. It is tried again, later each time, and counted."""
+    other = pair.node("sick-2", cordoned=True)
+    pair.create("broken", suspect={"nodeName": other})
+    pair.kube.patch_status(PAIRRUNS.path(pair.namespace, "broken"), {"attempt": 2**31 - 1})
+    with leading(pair) as term:
+        errors = term.controller.metrics.reconcile_errors
+        until("an error", lambda: sample(errors, "_total") > 0)
+        pair.create("sound")
+        pair.start(name="sound")
+        pair.finish(tmp_path, name="sound")
+        pair.wait_for(names.FINISHED, "True", "Match", name="sound")
+        assert term.controller.wrong() is None
+        assert sample(errors, "_total") > 1
+        assert sample(term.controller.metrics.reconcile_seconds, "_count") > sample(errors, "_total")
+
+
+def sample(metric: Counter | Histogram, suffix: str) -> float:
+    """The value of one sample of a metric."""
+    return next(s.value for family in metric.collect() for s in family.samples if s.name.endswith(suffix))
 
 
 # -- what breaks -------------------------------------------------------------------------------------------

@@ -59,6 +59,21 @@ def test_situation_26_marks_are_opt_in_and_taken_off_on_every_way_out(pair: Hand
         until("no finalizer", lambda: not pair.get()["metadata"].get("finalizers"))
 
 
+def test_a_synthetic_run_says_nothing_of_a_healthy_node(pair: Hands, tmp_path: Path) -> None:
+    """Its faults were injected; what it finds is its own."""
+    sick, well = pair._nodes
+    with leading(pair, markNodes=True):
+        pair.create(workload={"fault": "node-11"})
+        pair.start()
+        until("the marks", lambda: labels(pair, sick) == labels(pair, well) == SESSION)
+        pair.finish(tmp_path, rows=3)
+        pair.wait_for(names.FINISHED, "True", "Mismatch")
+        until("no finalizer", lambda: not pair.get()["metadata"].get("finalizers"))
+        assert labels(pair, sick) == labels(pair, well) == {}
+        conditions = pair.kube.get(NODES.path(None, sick))["status"]["conditions"]
+        assert names.NODE_CONDITION not in [c["type"] for c in conditions]
+
+
 def test_between_attempts_nothing_runs_and_no_node_says_so(pair: Hands) -> None:
     """An attempt that ended, its back-off, and a suspension."""
     sick, well = pair._nodes

@@ -76,6 +76,9 @@ CHANGES: dict[str, Any] = {
     "suspend": True,
     "ttlSecondsAfterFinished": 5,
 }
+ATTEMPT: Values = {
+    "number": 1, "suspect": {"node": "a"}, "reference": {"node": "b"}, "startedAt": "2027-01-15T08:00:00Z",
+}  # fmt: skip
 
 
 def make(hands: Hands, spec: Values, name: str = "check") -> Object:
@@ -117,6 +120,23 @@ def test_what_must_not_change_does_not_and_the_rest_may(hands: Hands, name: str)
     assert error.value.status == 422
     assert f"{name} cannot be changed" in error.value.message
     assert hands.get()["spec"] == made["spec"]
+
+
+@pytest.mark.parametrize(
+    ("status", "place"),
+    [
+        ({"attempt": 3_000_000_000}, "status.attempt"), ({"attempt": -5}, "status.attempt"),
+        *(({"attempts": [ATTEMPT | bad]}, f"status.attempts[0].{next(iter(bad))}")
+          for bad in ({"number": 0}, {"number": 2**31}, {"device": "x"}, {"devices": -1})),
+    ], ids=str,
+)  # fmt: skip
+def test_a_status_that_no_controller_writes_is_refused(hands: Hands, status: Values, place: str) -> None:
+    make(hands, {})
+    hands.kube.patch_status(PAIRRUNS.path(hands.namespace, "check"), {"attempts": [ATTEMPT]})
+    with pytest.raises(KubeError) as error:
+        hands.kube.patch_status(PAIRRUNS.path(hands.namespace, "check"), status)
+    assert error.value.status == 422
+    assert place in error.value.message
 
 
 def test_the_short_name_lists_the_columns_with_what_the_status_says(hands: Hands) -> None:
