@@ -55,7 +55,9 @@ _NOTES = """
 - **sketch**: the estimates that a run would store (those that claim a standard deviation of at most 1 %), against the
   exact norms in fp64: of models that trained apart (since one bit of an exponent, many of mantissas, or one gradient
   was another), each told of an exact measurement of its first step as in a pair, and of differences made to a size.
-  `sketch.stored` is how many of the former's steps have an estimate; without any the bench fails.
+  `sketch.stored` is how many steps have an estimate, of the training with the fewest: where some thousand weights
+  differ by much, none may have, and the run measures exactly at the first, second, fourth, eighth such step and leaves
+  the others out. `sketch.error_untold` is how far off the sketch would have been there.
 - **profile**: as many mismatch rows as the setting says, of runs of 10,000 each, 20 runs of every node and 200 of one
   more; one run is written and given its verdict as any, the others are its copies. A profile and a page are read as the
   commands read them, from the question to the finished structure; without roll-ups only the counts are computed from

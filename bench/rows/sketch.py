@@ -132,13 +132,15 @@ def rows(options: Options, real: dict[str, list[Told]], made: list[Told]) -> lis
     """The rows of what was told.
 
     Raises:
-        ValueError: no estimate at all of one of the trainings would be stored: the largest error would leave it out.
+        ValueError: no step of any training has an estimate, or one of them no drift that the bound is for: the
+            largest error would say nothing.
     """
     counted = {name: [t for t in found if t.ratio >= LEAST] for name, found in real.items()}
     stored = {name: [t for t in found if t.trusted] for name, found in counted.items()}
-    if lost := [name for name, found in stored.items() if not found]:
-        raise ValueError(f"no estimate of a model that trained apart is trusted: {', '.join(lost)}")
     trained = [t for found in stored.values() for t in found]
+    if not trained or not all(counted.values()):
+        raise ValueError("no estimate of a model that trained apart is trusted, or its drift is too small")
+    untold = [t for found in counted.values() for t in found if not t.trusted]
     every = [*trained, *(t for t in made if t.trusted and t.ratio >= LEAST)]
     setting = options.setting(
         steps=STEPS, least_ratio=f"{min(t.ratio for t in every):.2g}",
@@ -158,6 +160,16 @@ def rows(options: Options, real: dict[str, list[Told]], made: list[Told]) -> lis
         row(
             "sketch.stored", "steps of models that trained apart with a stored estimate: of the training with fewest",
             Estimate(min(shares), min(shares), max(shares), sum(map(len, counted.values()))), setting, unit="%",
+        ),
+        *(
+            [
+                row(
+                    "sketch.error_untold", "largest relative error of those that no run stores", _largest(untold),
+                    setting, unit="%",
+                )
+            ]
+            if untold
+            else []
         ),
     ]  # fmt: skip
 

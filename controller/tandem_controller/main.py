@@ -140,8 +140,8 @@ class Process:
         self.engine.dispose()
 
     def _unready(self) -> str | None:
-        """What keeps a leader from its work; a replica that stands by is ready to lead."""
-        return self._waits or (self.controller.blind() if self.controller is not None else None)
+        """What keeps a leader from its work; a replica that stands by is ready to lead, if it may."""
+        return self._waits or self.election.refused or (self.controller.blind() if self.controller else None)
 
     def _wrong(self) -> str | None:
         """What makes this process count as dead: an election that hangs, a leader's watches or threads that do."""

@@ -182,8 +182,10 @@ def _unpaired(d: Draft, why: NoPairing) -> None:
 def _start(d: Draft, pairing: Pairing, run: RunSpec) -> None:
     o = d.o
     number = d.status.attempt + 1
+    # A further attempt names its suspect only so that it is the same one: why it was chosen stays.
+    reason = d.status.suspect.reason if d.status.suspect is not None else pairing.suspect_reason
     sides = {
-        Role.SUSPECT: Chosen(node=pairing.suspect.name, reason=pairing.suspect_reason, boot_id=pairing.suspect.boot_id),
+        Role.SUSPECT: Chosen(node=pairing.suspect.name, reason=reason, boot_id=pairing.suspect.boot_id),
         Role.REFERENCE: Chosen(
             node=pairing.reference.name, reason=pairing.reference_reason, boot_id=pairing.reference.boot_id
         ),

@@ -74,7 +74,7 @@ def test_selectors_match_the_labels_of_pods_and_nothing_else(choice: str) -> Non
             assert chosen(one["spec"]["selector"]) == {name.removesuffix("-metrics")}
         elif one["kind"] == "PodDisruptionBudget":
             assert chosen(one["spec"]["selector"]["matchLabels"]) == {name}
-        elif one["kind"] == "NetworkPolicy":
+        elif one["kind"] == "NetworkPolicy" and name != "tandem-suspects":  # its pods come later
             assert chosen(one["spec"]["podSelector"]["matchLabels"]) == {name}
 
 
@@ -88,6 +88,12 @@ def test_only_those_who_need_it_reach_the_trial_database(choice: str) -> None:
         let_in = {name for name, have in labels.items() for peer in peers if peer.items() <= have.items()}
         assert {name.partition("-migrate")[0] for name in let_in} == {"tandem", "tandem-controller"} | _api(choice)
         assert peers[-1] == {"app.kubernetes.io/component": "worker", LABEL_ROLE: "reference"}
+
+
+def test_a_suspect_has_no_network_once_the_policy_of_its_attempt_is_gone(choice: str) -> None:
+    """That one is the PairRun's, and goes with it; the pod may take two minutes more to end."""
+    spec = named(choice, "NetworkPolicy", "tandem-suspects")["spec"]
+    assert spec == {"podSelector": {"matchLabels": {LABEL_ROLE: "suspect"}}, "policyTypes": ["Ingress", "Egress"]}
 
 
 def test_the_controller_is_reached_by_scrapes_and_probes_and_reaches_what_the_api_does(choice: str) -> None:
@@ -130,7 +136,7 @@ def test_the_lease_is_the_only_one_that_may_be_changed(choice: str) -> None:
     leases = {
         verb: rule.get("resourceNames") for rule in rules if rule["resources"] == ["leases"] for verb in rule["verbs"]
     }
-    assert leases == {"get": [LEASE], "update": [LEASE]}
+    assert leases == {"get": [LEASE], "update": [LEASE], "create": None}
     assert named(choice, "Lease", LEASE)
 
 

@@ -214,9 +214,12 @@ def test_models_that_trained_apart_are_part_of_the_sketchs_error() -> None:
     assert (named["sketch.error"].value, named["sketch.error_trained"].value) == (pytest.approx(0.9),) * 2
     assert (named["sketch.error"].runs, named["sketch.error_trained"].runs) == (10, 7)
     assert named["sketch.stored"].value == 75
-    with pytest.raises(ValueError, match="trained apart is trusted: a"):
-        sketch.rows(Options(), {"a": [lost] * 4, "b": [right] * 4}, made)
-    with pytest.raises(ValueError, match="trusted: b"):
+    assert named["sketch.error_untold"].value == 50
+    rows = {r.name: r for r in sketch.rows(Options(), {"a": [lost] * 4, "b": [right] * 4}, made)}
+    assert (rows["sketch.stored"].value, rows["sketch.error_trained"].runs) == (0, 4)
+    with pytest.raises(ValueError, match="no estimate"):
+        sketch.rows(Options(), {"a": [lost] * 4, "b": [lost] * 4}, made)
+    with pytest.raises(ValueError, match="no estimate"):
         sketch.rows(Options(), {"a": [right], "b": [Told(1e-6, 0.0, 0.001, True)]}, made)
 
 

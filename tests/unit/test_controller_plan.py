@@ -101,7 +101,10 @@ def test_suspension_removes_the_pods_and_costs_no_attempt() -> None:
     assert kinds(run.plan(after=100)) == []
     assert condition(run, names.RUNNING) == ("False", "Suspended")
     run.obj["spec"]["suspend"] = False
-    assert run.plan(after=1).status.attempt == 2
+    status = run.plan(after=1).status
+    assert status.attempt == 2
+    first, second = (attempt.suspect.reason for attempt in status.attempts)
+    assert second == first != "named"  # nobody named it
 
 
 def test_deletion_needs_nothing_but_the_marks_taken_off() -> None:

@@ -264,9 +264,15 @@ def test_how_long_nothing_was_heard_counts_from_the_last_answer_a_refusal_includ
             one.attempt()
     assert one.quiet_s == pytest.approx(30)
     server.away, server.forbidden = False, True
+    assert one.refused is None
     with pytest.raises(Forbidden):
         one.attempt()
     assert one.quiet_s == 0
+    assert one.refused is not None
+    assert "leases" in one.refused
+    server.forbidden = False
+    one.attempt()
+    assert one.refused is None
 
 
 def test_an_answer_that_was_lost_is_found_again() -> None:

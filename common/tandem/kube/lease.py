@@ -135,6 +135,7 @@ class Election:
         self._last_heard = clock()
         self._held_until = -1.0
         self._token = 0
+        self._refused: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="election", daemon=True)
 
@@ -152,6 +153,13 @@ class Election:
     def token(self) -> int:
         """The fencing token of this candidate's term; 0 before its first."""
         return self._token
+
+    @property
+    def refused(self) -> str | None:
+        """Why this candidate cannot take part, as the API server said last (a right is missing); None: it can. Any
+        thread.
+        """
+        return self._refused
 
     def start(self) -> None:
         """Begin; returns at once."""
@@ -190,6 +198,15 @@ class Election:
         Raises:
             KubeError: the API server did not answer in time, refused, or somebody else was faster.
         """
+        try:
+            self._try()
+        except KubeError as error:
+            if error.status in (401, 403):
+                self._refused = str(error)
+            raise
+        self._refused = None
+
+    def _try(self) -> None:
         # What counts is when the request was sent: others judge by when they see it, which is later.
         began = self._clock()
         # A try that outlasts the term is of no use, and must not keep this thread from saying so.

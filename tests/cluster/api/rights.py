@@ -34,7 +34,7 @@ class Rights:
             ),
         }
         self.server.kubectl("-n", hands.namespace, "create", "serviceaccount", self.name)
-        # As the chart does: the controller may fill the Lease in, and make none.
+        # As the chart does.
         hands.kube.create(LEASES.path(hands.namespace), {"metadata": {"name": names.LEASE}})
         self.kubeconfig = self._kubeconfig()
         self.kube = Kube.connect(kubeconfig=str(self.kubeconfig), namespace=hands.namespace)

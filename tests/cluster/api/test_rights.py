@@ -11,7 +11,7 @@ from cluster.api.hands import Hands, leading
 from cluster.api.replicas import replica
 from cluster.api.rights import granted
 from cluster.handle import until
-from tandem.kube.paths import EVENTS, PAIRRUNS, SECRETS
+from tandem.kube.paths import EVENTS, LEASES, PAIRRUNS, SECRETS
 from tandem.pairrun import names
 from tandem.pairrun.status import timestamp
 
@@ -88,7 +88,7 @@ def test_why_kubernetes_makes_no_pod_is_read_out_of_the_jobs_events(pair: Hands)
         assert refused in attempt.message
 
 
-@pytest.mark.parametrize("lacking", ["list jobs", "watch nodes", "list pairruns", "get namespaces"])
+@pytest.mark.parametrize("lacking", ["list jobs", "watch nodes", "list pairruns", "get namespaces", "get leases"])
 def test_a_controller_that_may_not_look_stays_up_says_so_and_goes_on_once_it_may(
     pair: Hands, tmp_path: Path, lacking: str
 ) -> None:
@@ -127,3 +127,19 @@ def test_a_right_that_is_taken_away_meanwhile_is_told_too(pair: Hands, tmp_path:
         pair.create()
         pair.start()
         pair.wait_for(names.RUNNING, "True")
+
+
+def test_a_lease_that_somebody_deletes_is_made_anew_by_whoever_stands_by(pair: Hands, tmp_path: Path) -> None:
+    with (
+        granted(pair) as rights,
+        replica(pair, tmp_path / "one", rights.kubeconfig) as one,
+    ):
+        until("the first to lead", lambda: one.leads)
+        with replica(pair, tmp_path / "two", rights.kubeconfig) as two:
+            until("the second to stand by", lambda: two.probe("/readyz")[0] == 200)
+            pair.kube.delete(LEASES.path(pair.namespace, names.LEASE))
+            until("the second to lead", lambda: two.leads)
+            assert one.process.wait(60) == 1  # its pod is started again, and stands by
+            assert two.probe("/readyz")[0] == 200
+            pair.create()
+            pair.wait_for(names.PAIRED, "True")

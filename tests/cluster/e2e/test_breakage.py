@@ -84,15 +84,18 @@ def test_situation_14_postgresql_gone_for_a_minute_holds_the_verdict_back_and_lo
 def test_a_node_whose_kubelet_dies_mid_run_ends_by_what_the_workers_say(tandem: Tandem, machines: BareCluster) -> None:
     """NotReady alone stops nobody: the containers live, and the records decide."""
     with tandem.quarantined():
-        tandem.create("notready", workload=LONG)
+        tandem.create("notready", workload={**LONG, "durationSeconds": 60})
         tandem.stepping("notready")
         machines.stop(f"kubelet@{tandem.suspect}")
         try:
+            until("the node to be NotReady", lambda: not machines.node_is_ready(tandem.suspect), 50)
+            assert not tandem.status("notready").holds(names.FINISHED)
             status = tandem.verdict("notready")
         finally:
             machines.start(f"kubelet@{tandem.suspect}")
             until("the node", lambda: machines.node_is_ready(tandem.suspect), 120)
-    assert status.verdict == "match", status
+    assert (status.verdict, len(status.attempts)) == ("match", 1), status
+    whole(tandem, "notready")
     tandem.delete("notready")
 
 
@@ -108,6 +111,7 @@ def test_a_node_without_power_ends_the_attempt_as_infrastructure(tandem: Tandem,
             until("the node", lambda: machines.node_is_ready(tandem.suspect), 120)
     assert status.verdict == "inconclusive"
     assert status.reason in ("node_lost", "dead_peer", "half_open_link", "evicted_by_taint", "pod_deleted"), status
+    assert status.attempts[0].infrastructure, status
     tandem.delete("dark")
 
 
