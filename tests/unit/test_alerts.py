@@ -75,6 +75,8 @@ CASES: dict[str, list[Case]] = {
         Case("one now and then", {of(MISMATCHED): "0+5x30"}, "20m"),
         Case("injected", {of(MISMATCHED, synthetic="true"): "0+500x30"}, "20m"),
         Case("a null pair: another alert", {of(MISMATCHED, kind="null"): "0+500x30"}, "20m"),
+        Case("trained apart", {of(MISMATCHED, workload="training"): "0+500x30"}, "20m"),
+        Case("fine-tuned apart", {of(MISMATCHED, workload="finetune"): "0+500x30"}, "20m"),
     ],
     "TandemRunStuck": [
         Case(
