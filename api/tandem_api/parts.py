@@ -56,7 +56,12 @@ def parts_of(request: Request) -> Parts:
     return cast(Parts, request.app.state.parts)
 
 
-AppParts = Annotated[Parts, Depends(parts_of)]
+async def _parts(request: Request) -> Parts:
+    """As `parts_of`: FastAPI would call a plain function in a thread, for each request anew."""
+    return parts_of(request)
+
+
+AppParts = Annotated[Parts, Depends(_parts)]
 _bearer = HTTPBearer(
     auto_error=False,
     description="In a cluster a token of Kubernetes for the audience `tandem` (`kubectl create token NAME --audience "
@@ -150,7 +155,7 @@ def _address(request: Request) -> str:
     return request.client.host if request.client else ""
 
 
-def only_known_parameters(request: Request) -> None:
+async def only_known_parameters(request: Request) -> None:
     """Refuse query parameters that the address does not have: a filter with a slip would give the whole list.
 
     Raises:
@@ -171,7 +176,7 @@ def only_known_parameters(request: Request) -> None:
 _can_get = may("get")
 
 
-def may_still(request: Request, credentials: _Credentials) -> Callable[[], Awaitable[User]]:
+async def may_still(request: Request, credentials: _Credentials) -> Callable[[], Awaitable[User]]:
     """A dependency: to be asked again by an answer that goes on for long; raises what the request would meet now."""
     return lambda: _can_get(request, credentials)
 

@@ -6,7 +6,11 @@ import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
+from typing import Any
+from uuid import UUID
 
+import fastapi.dependencies.utils
+import fastapi.routing
 import httpx2
 import pytest
 
@@ -66,3 +70,20 @@ def test_connections_beyond_the_limit_are_told_when_to_come_back(api: Served, mo
     assert httpx2.get(f"{api.url}/healthz").status_code == 200
     counted = httpx2.get(f"{api.url}/metrics").text
     assert 'tandem_api_requests_total{method="GET",route="none",status="503"} 1.0' in counted
+
+
+@pytest.mark.parametrize("path", ["/v1/runs", "/v1/nodes", f"/v1/runs/{UUID(int=1)}", f"/v1/runs/{UUID(int=1)}/steps"])
+def test_nothing_that_every_request_asks_for_is_computed_in_a_thread(
+    api: Served, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """A plain function as dependency would be: with many clients each hop costs more than the question itself."""
+    hops: list[str] = []
+
+    async def hop(function: Any, *args: Any, **more: Any) -> Any:
+        hops.append(function.__name__)
+        return function(*args, **more)
+
+    for module in (fastapi.dependencies.utils, fastapi.routing):
+        monkeypatch.setattr(module, "run_in_threadpool", hop)
+    assert api.client.get(path).status_code in (200, 404)
+    assert hops == []
