@@ -33,7 +33,7 @@ from tandem_api.settings import Settings
 CLIENTS = 50
 ASKED = 600
 """Requests of a block."""
-BLOCKS = 3
+BLOCKS = 8
 SAMPLES = 20
 """Runs and nodes that are asked for in turn."""
 BOUND = 2.0

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 from uuid import UUID
 
 import msgspec
-from sqlalchemy import Connection, select, tuple_
+from sqlalchemy import Connection, Integer, Select, bindparam, select, tuple_
 from sqlalchemy import exists as sql_exists
 
 from tandem.db.models import Run
@@ -57,22 +58,36 @@ def page(
         most: column -> largest value.
         skip: so many of the first rows.
     """
+    equal, least, most = equal or {}, least or {}, most or {}
+    values: dict[str, Any] = {"_run": run_id, "_limit": limit, "_skip": skip}
+    for words, given in (("is", equal), ("least", least), ("most", most)):
+        values |= {f"_{words}_{name}": value for name, value in given.items()}
+    if after is not None:
+        values |= {f"_after_{name}": value for name, value in zip(KEYS[kind][0], after, strict=True)}
+    rows = conn.execute(
+        _page(kind, frozenset(equal), frozenset(least), frozenset(most), after is not None), values
+    ).all()
+    if not rows and after is None and not exists(conn, run_id):
+        return None
+    restore = LAYOUTS[kind].restore
+    return [plain(restore(row)) for row in rows]
+
+
+@cache
+def _page(kind: Kind, equal: frozenset[str], least: frozenset[str], most: frozenset[str], further: bool) -> Select[Any]:
+    """The question of `page` with these filters, whose values are parameters; see `tandem.db.queries`."""
     layout = LAYOUTS[kind]
     columns = layout.table.c
     key = [columns[name] for name in KEYS[kind][0]]
-    query = select(*(columns[name] for name in layout.columns)).where(columns.run_id == run_id)
-    for name, value in (equal or {}).items():
-        query = query.where(columns[name] == value)
-    for name, value in (least or {}).items():
-        query = query.where(columns[name] >= value)
-    for name, value in (most or {}).items():
-        query = query.where(columns[name] <= value)
-    if after is not None:
-        query = query.where(tuple_(*key) > tuple_(*after))
-    rows = conn.execute(query.order_by(*key).limit(limit).offset(skip or None)).all()
-    if not rows and after is None and not exists(conn, run_id):
-        return None
-    return [plain(layout.restore(row)) for row in rows]
+    query = select(*(columns[name] for name in layout.columns)).where(columns.run_id == bindparam("_run"))
+    query = query.where(*(columns[name] == bindparam(f"_is_{name}") for name in sorted(equal)))
+    query = query.where(*(columns[name] >= bindparam(f"_least_{name}") for name in sorted(least)))
+    query = query.where(*(columns[name] <= bindparam(f"_most_{name}") for name in sorted(most)))
+    if further:
+        last = (bindparam(f"_after_{column.name}", type_=column.type) for column in key)
+        query = query.where(tuple_(*key) > tuple_(*last))
+    skip, limit = (bindparam(name, type_=Integer) for name in ("_skip", "_limit"))
+    return query.order_by(*key).limit(limit).offset(skip)
 
 
 def plain(record: Any) -> dict[str, Any]:
