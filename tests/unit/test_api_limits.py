@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx2
@@ -18,7 +19,7 @@ from api_server import is_problem
 from tandem.errors import SetupError
 from tandem_api import pages
 from tandem_api.app import create_app
-from tandem_api.launch.launcher import Order, check
+from tandem_api.launch.launcher import Order, State, check
 from tandem_api.launch.local import QUEUE, LocalLauncher
 from tandem_api.problems import Problem
 from tandem_api.reads.store import Store
@@ -122,6 +123,24 @@ def test_the_seventeenth_run_waits_for_nothing_and_an_order_that_cannot_be_kept_
     refused = asyncio.run(launch(full))
     assert refused is not None
     assert (refused.status, refused.name, full.open()) == (507, "disk", [])
+
+
+def test_that_a_run_shall_stop_is_refused_where_it_cannot_be_written_down(tmp_path: Path) -> None:
+    """A full disk: the run goes on, and who asked knows."""
+    launcher = LocalLauncher(NOWHERE, NOWHERE, folder=tmp_path / "orders")
+    (tmp_path / "orders").mkdir()
+
+    async def cancel() -> None:
+        launch, _ = await launcher.launch(Order(), by="me", key=None)
+        entry = launcher._entries[launch.run_id]
+        entry.launch = replace(launch, state=State.RUNNING)
+        (tmp_path / "orders").rename(tmp_path / "gone")
+        with pytest.raises(Problem) as refused:
+            await launcher.cancel(launch.run_id)
+        assert (refused.value.status, refused.value.name) == (507, "disk")
+        assert entry.launch.reason != "stopping"
+
+    asyncio.run(cancel())
 
 
 def test_what_is_kept_is_bounded_in_number_and_time() -> None:

@@ -161,9 +161,12 @@ class LocalLauncher:
             return entry.launch
         if entry.launch.state is not State.RUNNING:
             raise ended(entry.launch)
-        if not (self._folder / f"{run_id}.stop").exists():
-            write(self._folder / f"{run_id}.stop", {"asked_at": self._clock()})
-        self._stop(entry)
+        try:
+            if not (self._folder / f"{run_id}.stop").exists():
+                write(self._folder / f"{run_id}.stop", {"asked_at": self._clock()})
+            self._stop(entry)
+        except OSError as error:
+            raise Problem(507, "disk", f"that it shall stop cannot be written down ({error.strerror})") from None
         entry.launch = replace(entry.launch, reason="stopping", message="asked to stop; the window drains")
         return entry.launch
 

@@ -242,7 +242,9 @@ async def list_evaluations(
     )
 
 
-@router.post("/{run_id}/cancel", status_code=202, response_model=LaunchAnswer, responses=problems(404, 409, *WRITE))
+@router.post(
+    "/{run_id}/cancel", status_code=202, response_model=LaunchAnswer, responses=problems(404, 409, *WRITE, 507)
+)
 async def cancel_run(parts: AppParts, _: CanDelete, run_id: RunId, request: Request) -> Response:
     """Ask a run to end. On one machine it drains, runs its end controls and closes; in a cluster its PairRun is
     deleted, and the run is closed with what is stored. Takes no body. Works while the database is away.
