@@ -44,9 +44,13 @@ VERBS = {
     "editor": ["get", "list", "watch", "create", "update", "patch", "delete"],
     "viewer": ["get", "list", "watch"],
     "starter": ["create"],
+    "getter": ["get"],
+    "lister": ["list"],
+    "clearer": ["update"],
+    "canceller": ["delete"],
     "nobody": [],
 }
-"""As the chart's roles for people; and one that may only begin runs."""
+"""As the chart's roles for people; and those that may do one thing only."""
 
 
 class Cluster:
@@ -140,12 +144,17 @@ def test_the_rbac_of_the_cluster_rules(api: Served, cluster: Cluster) -> None:
     """Each verb on pairruns opens what it names, and nothing else."""
     tokens = {name: bearer(cluster.token(name)) for name in VERBS}
     order = {"node": cluster.sick, "spec": {"steps": 20}}
-    wanted = {"editor": (200, 202, 404, 404), "viewer": (200, 403, 403, 403), "starter": (403, 202, 403, 403),
-              "nobody": (403, 403, 403, 403)}  # fmt: skip
+    wanted = {
+        "editor": (200, 404, 202, 404, 404), "viewer": (200, 404, 403, 403, 403), "starter": (403, 403, 202, 403, 403),
+        "getter": (403, 404, 403, 403, 403), "lister": (200, 403, 403, 403, 403),
+        "clearer": (403, 403, 403, 403, 404), "canceller": (403, 403, 403, 404, 403),
+        "nobody": (403, 403, 403, 403, 403),
+    }  # fmt: skip
     nothing = "01a22cc1-d103-7888-87fa-7d0f4c4e4b65"
     for name, headers in tokens.items():
         got = (
             api.client.get("/v1/runs", headers=headers).status_code,
+            api.client.get(f"/v1/runs/{nothing}", headers=headers).status_code,
             api.client.post("/v1/runs", json=order, headers=headers).status_code,
             api.client.post(f"/v1/runs/{nothing}/cancel", headers=headers).status_code,
             api.client.post("/v1/nodes/gpu-1/clear", json={"reason": "x"}, headers=headers).status_code,
