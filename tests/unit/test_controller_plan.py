@@ -25,6 +25,7 @@ def test_a_new_run_is_paired_written_down_and_its_pods_made() -> None:
     assert events(decision) == ["Paired"]
     assert (status.suspect.node, status.reference.node, status.attempt) == ("sick", "well", 1)  # type: ignore[union-attr]
     assert status.attempts[0].suspect.boot_id == "boot-sick"
+    assert status.attempts[0].reference.boot_id == "boot-well"
     assert status.run_id == str(names.run_id_of(run.obj["metadata"]["uid"], run.obj["metadata"]["creationTimestamp"]))
     assert condition(run, names.PAIRED) == ("True", "Paired")
     assert condition(run, names.FINISHED) == ("False", "InProgress")

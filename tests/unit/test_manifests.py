@@ -64,6 +64,19 @@ def test_pods_are_pinned_through_the_scheduler_and_never_retried(role: Role) -> 
 
 
 @pytest.mark.parametrize("role", list(Role))
+def test_pods_have_the_installations_priority_class_unless_the_template_names_one(role: Role) -> None:
+    worker = SETTINGS.worker.model_copy(update={"priority_class": "tandem-worker"})
+    settings = SETTINGS.model_copy(update={"worker": worker})
+
+    def shown(**template: str) -> str:
+        one = attempt(spec={"template": template})
+        return str(manifests.job(one, role, settings)["spec"]["template"]["spec"]["priorityClassName"])
+
+    assert shown() == "tandem-worker"
+    assert shown(priorityClassName="other") == "other"
+
+
+@pytest.mark.parametrize("role", list(Role))
 def test_pods_are_restricted_and_without_a_token(role: Role) -> None:
     there = pod(role)
     assert there["automountServiceAccountToken"] is False

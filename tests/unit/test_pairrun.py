@@ -144,6 +144,7 @@ def test_parts_of_a_second_have_no_place_in_a_pairrun() -> None:
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"workload": {"model": "huge"}}, "unknown preset 'huge'"),
     ({"workload": {"name": "finetune"}}, "workload finetune needs questions"),
+    ({"workload": {"name": "nonsense"}}, "name"),
     ({"workload": {"colour": "red"}}, "colour: no such field"),
     ({"workload": {"stepTimeoutSeconds": -1}}, "stepTimeoutSeconds: "),
     ({"workload": {"sync": "none"}}, "compares nothing"),

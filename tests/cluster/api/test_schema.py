@@ -86,6 +86,13 @@ def make(hands: Hands, spec: Values, name: str = "check") -> Object:
     return hands.kube.create(PAIRRUNS.path(hands.namespace), body)
 
 
+def test_a_workload_that_does_not_exist_is_refused_by_name(hands: Hands) -> None:
+    with pytest.raises(KubeError) as error:
+        make(hands, {"workload": {"name": "nonsense"}})
+    assert error.value.status == 422
+    assert 'spec.workload.name: Unsupported value: "nonsense"' in error.value.message
+
+
 def test_every_rule_of_the_schema_has_its_case() -> None:
     cases = {(path, message) for _, path, message in REFUSED}
     cases |= {("", f"{name} cannot be changed") for name in CHANGES if name not in MUTABLE}
