@@ -194,6 +194,21 @@ def test_a_namespace_that_is_not_there_and_rights_that_do_not_suffice(cluster: C
     assert "refused" in err or "not allowed to list nodes" in err
 
 
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--workload", "gradient", "--steps", "7", "--model", "paper-16l"), ("--kind", "null", "--seed", "3")],
+    ids=str,
+)
+def test_what_a_dry_run_prints_is_taken_by_the_api_server(cluster: Cluster, flags: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tandem.cli.app", "run", "--dry-run", *flags], env=cluster.server.environment,
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said = cluster.server.kubectl("create", "-n", cluster.namespace, "--dry-run=server", "-f", "-", input=done.stdout)
+    assert "created (server dry run)" in said
+
+
 def test_candidates_of_a_real_cluster(cluster: Cluster) -> None:
     code, out, err = cluster.done("candidates", "--json")
     assert code == 0, err
