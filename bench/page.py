@@ -79,10 +79,10 @@ _NOTES = """
   mismatches are there and the page has worked through what came before: then it answers to keys and clicks. Both runs
   are over, so that their report is drawn for the first who looks (`console.first`) and kept for the others. Both take
   turns in one browser, which has the scripts and styles already.
-- **controller**: a controller process with the chart's settings on a real etcd and kube-apiserver, which share the
-  machine with it. PairRuns come at 5/s; pods and their nodes are made by hand, each pair starts as soon as its Jobs are
-  there, and every live run steps once a second in PostgreSQL. Requests are those that the API server counted, of the
-  kinds that the controller uses, reads and writes, without watches and leases.
+- **controller**: a controller process with the chart's settings, but for a Lease of 3 s, on a real etcd and
+  kube-apiserver, which share the machine with it. PairRuns come at 5/s; pods and their nodes are made by hand, each
+  pair starts as soon as its Jobs are there, and every live run steps once a second in PostgreSQL. Requests are those
+  that the API server counted, of the kinds that the controller uses, reads and writes, without watches and leases.
 """
 
 
