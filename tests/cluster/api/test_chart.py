@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from chart.rendering import CHOICES, NAMESPACE, Manifest, objects, of_kind
 from cluster.handle import ApiServer, until
 
 pytestmark = pytest.mark.needs("helm")
+CHART = Path(__file__).parents[3] / "deploy" / "helm" / "tandem"
 
 
 @pytest.fixture(scope="module")
@@ -146,3 +148,33 @@ def test_the_api_can_do_what_its_roles_say_and_no_more(server: ApiServer) -> Non
         assert not can(verb, resource), (verb, resource)
     assert not can("patch", "pairruns.tandem.dev", "--subresource=status")
     assert not can("get", "pairruns.tandem.dev", namespace="default")
+
+
+def test_an_uninstall_leaves_the_trial_databases_password_only_where_keep_says_so(server: ApiServer) -> None:
+    """Without it a kept claim could not be opened any more. The claim itself is the StatefulSet's, whose controller is
+    not here; hooks need pods.
+    """
+    name, secret = "kept-release", ["get", "secret", "tandem-database", "-o", "jsonpath={.data.password}"]
+    server.kubectl("create", "namespace", name)
+
+    def install(keep: bool) -> str:
+        chosen = f"crds.enabled=false,database.trial.persistence.keep={str(keep).lower()}"
+        server.helm("install", "tandem", str(CHART), "-n", name, "--no-hooks", "--set", chosen)
+        return server.kubectl("-n", name, *secret)
+
+    def uninstalled() -> bool:
+        server.helm("uninstall", "tandem", "-n", name, "--no-hooks")
+        return server.try_kubectl("-n", name, *secret).returncode != 0
+
+    try:
+        first = install(keep=True)
+        assert first
+        assert not uninstalled()
+        assert install(keep=True) == first
+        assert not uninstalled()
+        assert install(keep=False) == first
+        assert uninstalled()
+        assert install(keep=False) != first
+        assert uninstalled()
+    finally:
+        server.kubectl("delete", "namespace", name, "--wait=false")
