@@ -133,3 +133,34 @@ def test_a_node_is_cleared_by_whom_the_cluster_lets(api: Served, cluster: Cluste
     by = f"system:serviceaccount:{cluster.namespace}:editor"
     assert (decision["reason"], decision["decided_by"]) == ("a new board", by)
     assert by in editor.page(node)
+
+
+@pytest.mark.needs("chromium")
+@pytest.mark.needs("axe")
+def test_the_clusters_launch_page_is_sane_in_a_browser_and_launches_once(api: Served, cluster: Cluster) -> None:
+    """Its nodes, the PairRun's own fields and the candidates are on no page of one machine."""
+    from browser import chromium  # its library is no part of what a machine without Chromium needs
+    from console import fits, sign_in, violations
+
+    with chromium() as tab:
+        sign_in(tab, api.url, cluster.token("editor"), f"/console/launch?node={cluster.sick}")
+        tab.until("document.querySelector('#yaml')")
+        tab.run("document.querySelector('details').open = true")
+        for look in ({}, {"dark": True}, {"width": 390}):
+            tab.look(**look)
+            assert violations(tab) == [], look
+            assert fits(tab), look
+        tab.look()
+        assert tab.ask("document.querySelector('#f-node').value") == cluster.sick
+        tab.fill("#f-steps", "23")
+        tab.fill("#f-cluster", "retry: {maxAttempts: 2}")
+        tab.until("document.querySelector('#yaml').textContent.includes('maxAttempts: 2')")
+        tab.click("#launch button")
+        tab.until("location.pathname.startsWith('/console/runs/')")
+        (made,) = cluster.pairruns()
+        assert (made["spec"]["suspect"], made["spec"]["workload"]["steps"]) == ({"nodeName": cluster.sick}, 23)
+        assert made["spec"]["retry"]["maxAttempts"] == 2
+        tab.open(f"{api.url}/")
+        tab.until("document.querySelector('#fleet')")
+        assert [line for line in tab.said if not line.startswith("info: Autofocus")] == []
+        assert all(url.startswith((f"{api.url}/", "data:")) for url in tab.requests), tab.requests
