@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 import signal
 from collections.abc import Iterator
 
+import httpx2
 import pytest
 
 from serve_process import served
@@ -53,18 +56,37 @@ def test_a_run_from_the_form_to_its_verdict_through_a_restart(home: Home) -> Non
             tab.until("!document.querySelector('#lost').hidden", 30)
             assert violations(tab) == [], "of a stream that is lost"
             before = tab.ask("document.querySelector('#now').dataset.last")
+            came = int(tab.ask("document.querySelector('#came').innerText.replaceAll(',', '')"))
         with served(home, port) as api:
             tab.until("document.querySelector('#lost').hidden", 60)
             tab.until(f"document.querySelector('#now').dataset.last !== {before!r}", 60)
             tab.click("#now button")
             tab.until(f"{title}.startsWith('mismatch:')", 300)
             until(lambda: api.look(run)["launch"]["state"] == "finished", "its supervisor ends")
+            later = told(api.client.get(f"/v1/runs/{run}/events", params={"after": before}).text)
+            assert came + later == stored(api.client, run), "none lost with the old server, none told twice by the new"
             tab.open(f"{api.url}/console/runs/{run}")
             tab.until("document.querySelector('#report section') && document.querySelector('#mismatches table')")
             assert tab.ask(title).startswith("mismatch:")
             assert violations(tab) == [], "of the verdict"
             api.end()
     home.at_rest()
+
+
+def told(stream: str) -> int:
+    """Mismatch rows in a stream of events."""
+    data = re.findall(r"^event: mismatches$.*?^data: (.*?)$", stream, re.MULTILINE | re.DOTALL)
+    return sum(len(json.loads(each)["mismatches"]) for each in data)
+
+
+def stored(client: httpx2.Client, run: str) -> int:
+    """Mismatch rows of a run, page by page."""
+    rows, token = 0, ""
+    while token is not None:
+        asked = {"page_size": 1000, **({"page_token": token} if token else {})}
+        page = client.get(f"/v1/runs/{run}/mismatches", params=asked).json()
+        rows, token = rows + len(page["mismatches"]), page["next_page_token"]
+    return rows
 
 
 def test_the_page_of_a_run_that_ends_while_it_is_watched(home: Home) -> None:
