@@ -147,7 +147,7 @@ def rows(options: Options, real: dict[str, list[Told]], made: list[Told]) -> lis
         largest_ratio=f"{max(t.ratio for t in every):.2g}", claimed=f"{100 * max(t.claimed for t in every):.2f} %",
     )  # fmt: skip
     shares = [100 * len(stored[name]) / len(counted[name]) for name in counted]
-    return [
+    out = [
         row(
             "sketch.error", f"largest relative error of a stored estimate of the drift, drift / norm >= {LEAST:g}",
             _largest(every), setting, unit="%", bound=2.0,
@@ -161,17 +161,11 @@ def rows(options: Options, real: dict[str, list[Told]], made: list[Told]) -> lis
             "sketch.stored", "steps of models that trained apart with a stored estimate: of the training with fewest",
             Estimate(min(shares), min(shares), max(shares), sum(map(len, counted.values()))), setting, unit="%",
         ),
-        *(
-            [
-                row(
-                    "sketch.error_untold", "largest relative error of those that no run stores", _largest(untold),
-                    setting, unit="%",
-                )
-            ]
-            if untold
-            else []
-        ),
     ]  # fmt: skip
+    if untold:
+        what = "largest relative error of those that no run stores"
+        out.append(row("sketch.error_untold", what, _largest(untold), setting, unit="%"))
+    return out
 
 
 def _largest(told: Sequence[Told]) -> Estimate:

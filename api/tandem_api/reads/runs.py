@@ -19,8 +19,8 @@ def detail(conn: Connection, run_id: UUID) -> dict[str, Any] | None:
     if not found:
         return None
     progress = read_progress(conn, [run_id]).get(run_id)
-    live = progress is not None and found[0].run.verdict is None
-    rate = steps_per_s(conn, run_id, progress.attempt) if live and progress is not None else None
+    live = progress if found[0].run.verdict is None else None
+    rate = None if live is None else steps_per_s(conn, run_id, live.attempt)
     rows = [msgspec.to_builtins(row) for row in attempts(conn, run_id)]
     return {
         **run_json(found[0]),

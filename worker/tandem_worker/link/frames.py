@@ -21,7 +21,7 @@ from msgspec import Meta
 from tandem.vocabulary import Role, SyncMode
 from tandem_worker.link.words import printable
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of the frames; sides that differ refuse each other by name."""
 
 MAX_FRAME = 1 << 20
