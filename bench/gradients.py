@@ -25,6 +25,8 @@ STEP = 1
 RUN = "0" * 32
 ORDERS, CURVE, PLAIN = "orders", "curve", "plain"
 """Names of the sockets beside the link: what the peer shall send next; the bytes as they are, encrypted and not."""
+PAPER = "paper-16l"
+"""Of this preset, the paper's model, one layer with a vocabulary of 512: the whole gradient is 9 GiB."""
 SERVE, LEAVE = b"serve", b"leave"
 """Orders: answer over the link until it says `Finish`; end. The name of a socket: send all bytes there."""
 
@@ -48,6 +50,8 @@ def engine(kind: type[Side], role: Role, options: Options, link: str, keys: OwnK
     from tandem_worker.model.whole import make_whole_plan
 
     model, training = resolve(options.spec(workload="gradient"))
+    if options.preset == PAPER:
+        model = model.model_copy(update={"layers": 1, "vocab": 512})
     submodules = make_plan(model, training, options.tp)
     plan = make_whole_plan(submodules, model, Workload.GRADIENT)
     machine = Machine(Chain(plan, {}, False, {}, make_mesh(options.tp), {}, submodules))

@@ -45,7 +45,10 @@ _NOTES = """
 - **exchange**: two processes on one machine. Every leaf's pieces, asked for, sent, checked on arrival and
   laid beside the reference's own, against ZeroMQ sockets alone that carry the same bytes in messages as large, with
   the link's encryption (CURVE) and, in `exchange.plain`, without. `exchange.measured` adds the statistics of every
-  element and the norms, on one core of the reference.
+  element and the norms, on one core of the reference. The bound is for tensors of the paper's model (one layer of it);
+  of the benches' own model (`_small`) most tensors are smaller than a piece, and what a message costs in Python, in two
+  threads on either side, cannot hide behind the encryption, which has both cores busy: on a pair of nodes each side
+  has its own.
 - **training**: a clean step with digests, sketch and report, as its side does it, against the undisturbed step.
   What is added is a fixed number of passes over the model (18 bytes a parameter), whatever the batch; so the ratio
   falls with the tokens of a step. The bound is for those of the presets of the paper's size, 4,096;

@@ -21,8 +21,8 @@ from msgspec import Meta
 from tandem.vocabulary import Role, SyncMode
 from tandem_worker.link.words import printable
 
-PROTOCOL = 5
-"""Version of the frames; sides that differ refuse each other by name."""
+PROTOCOL = 6
+"""Version of the frames and of the digests on them; sides that differ refuse each other by name."""
 
 MAX_FRAME = 1 << 20
 """Largest encoded frame, bytes."""

@@ -69,6 +69,10 @@ class Pump:
         self._beat_at = self._ack_at = self._attach_by = math.inf
         self._unacked_frames = self._unacked_bytes = self._queued_bytes = 0
         self._full = False
+        self._awaited: list[zmq.Socket[bytes]] = []
+        self._poller = zmq.Poller()
+        self._called = True
+        """Whether a socket other than that of the data had something to say."""
 
     def run(self) -> None:
         """Until the mailbox is closed; never raises."""
@@ -84,14 +88,15 @@ class Pump:
 
     def _wait(self) -> None:
         """Sleep until something is readable or due, at most a second."""
-        poller = zmq.Poller()
-        poller.register(self._mail.bell, zmq.POLLIN)
         crowded, data = self._crowded(), self._end.data()
-        for each in self._end.sockets():
-            if each is not data or not crowded:
-                poller.register(each, zmq.POLLIN)
+        awaited = [each for each in self._end.sockets() if each is not data or not crowded]
+        if awaited != self._awaited:
+            self._awaited, self._poller = awaited, zmq.Poller()
+            for each in (self._mail.bell, *awaited):
+                self._poller.register(each, zmq.POLLIN)
         rest = self._next_due(crowded) - self._clock()
-        ready = dict(poller.poll(max(0, min(int(rest * 1000), 1000)) if rest < math.inf else 1000))
+        ready = dict(self._poller.poll(max(0, min(int(rest * 1000), 1000)) if rest < math.inf else 1000))
+        self._called = any(each is not data and each in ready for each in awaited)
         if self._mail.bell.fileno() in ready:
             self._mail.answer_bell()
         elif 0 < rest < 0.001 and not ready:
@@ -110,8 +115,9 @@ class Pump:
 
     def _turn(self) -> None:
         now = self._clock()
-        for told in self._end.service(now):
-            self._reporter.limited("refused", told.split(":")[-1], told, now)
+        if self._called or self._end.deadline() is not None:
+            for told in self._end.service(now):
+                self._reporter.limited("refused", told.split(":")[-1], told, now)
         if self._end.opened:
             self._end.opened = False
             self._attach_by = now + _ATTACH_S
