@@ -338,8 +338,11 @@ def _judged(d: Draft) -> None:
         names.RECORDS_DELIVERED, not lost, "RecordsMissing" if lost else "Delivered",
         judgement.sentence if lost else "",
     )  # fmt: skip
-    verdict = Verdict(judgement.verdict)
-    _end(d, verdict, _camel(verdict), judgement.reason, judgement.sentence)
+    verdict, sentence = Verdict(judgement.verdict), judgement.sentence
+    last = d.status.attempts[-1] if d.status.attempts else None
+    if verdict is Verdict.INCONCLUSIVE and last is not None and last.reason == judgement.reason and last.message:
+        sentence = f"{sentence}: {last.message}"  # PostgreSQL holds the reason's name alone
+    _end(d, verdict, _camel(verdict), judgement.reason, sentence)
 
 
 def _end(d: Draft, verdict: Verdict, reason: str, name: str, sentence: str) -> None:

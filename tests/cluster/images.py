@@ -70,6 +70,28 @@ def installed_images() -> list[Path]:
     ]
 
 
+@contextmanager
+def built_anew(dockerfile_target: str, tag: str) -> Iterator[Path]:
+    """The archive of a target that is built from the inputs alone: no layer of an earlier build is used nor kept.
+
+    The context is that of a clone made at another time by somebody whose files are for nobody else to read.
+
+    Raises:
+        ClusterError: this machine lacks buildah, or the build failed; with its last lines.
+    """
+    cache = default_cache() / "built"
+    cache.mkdir(parents=True, exist_ok=True)
+    with _alone(cache), tempfile.TemporaryDirectory(dir=cache, prefix="build-") as folder:
+        context, archive = Path(folder) / "context", Path(folder) / "image.tar"
+        _copy_inputs(context, DOCKERFILE)
+        for path in context.rglob("*"):
+            path.chmod(path.stat().st_mode & 0o700)
+            os.utime(path, (10**9, 10**9))
+        log(f"building the image {tag} anew (target {dockerfile_target})")
+        _build(Path(folder), context, DOCKERFILE, dockerfile_target, tag, {}, archive)
+        yield archive
+
+
 def _tidy(cache: Path, target: str) -> None:
     for old in sorted(cache.glob(f"{target}-*.tar"), key=lambda path: path.stat().st_mtime)[:-KEPT]:
         old.unlink()
