@@ -21,17 +21,17 @@ from api_server import TOKEN, Served, serving
 from db_samples import make_run, mismatch, some_records
 from tandem.db.engine import connect
 from tandem.db.sink import Sink
+from tandem.records import EvaluationRecord
+from tandem.vocabulary import Arm
 from tandem_api.reads.store import EXPORTS_AT_ONCE
 from tandem_api.routes import export
 
-COPIES = text(
-    """
-INSERT INTO mismatches SELECT copy.* FROM mismatches m, generate_series(1, :rows) number,
-  LATERAL jsonb_populate_record(m, jsonb_build_object('run_id', CAST(:run AS text), 'step', number)) copy
-WHERE m.run_id = :template
+COPIES = """
+INSERT INTO {table} SELECT copy.* FROM {table} one, generate_series(1, :rows) number,
+  LATERAL jsonb_populate_record(one, jsonb_build_object('run_id', CAST(:run AS text), 'step', number)) copy
+WHERE one.run_id = :template
 """
-)
-"""Of a run's one mismatch, each at a step of its own of another run."""
+"""Of a run's one row of a table, each at a step of its own of another run."""
 
 
 @pytest.fixture
@@ -101,11 +101,13 @@ def test_an_export_whose_client_leaves_holds_nothing(api: Served, long_run: UUID
     assert text.count("\n") == 3001
 
 
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+@pytest.mark.parametrize("table", ["mismatches", "evaluations"])
 def test_an_export_of_ten_times_the_rows_takes_no_more_memory(
-    api: Served, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    api: Served, engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table: str, format: str
 ) -> None:
-    """Of the whole process, driver included; the parts are small against both runs. Both formats read alike; a Parquet
-    file's footer besides, some 40 KB for each part, is held to its end.
+    """Of the whole process, driver included; the parts are small against both runs. What is held to a Parquet file's
+    end is its footer, some 40 KB for each part.
     """
     monkeypatch.setattr("tandem.export.BATCH", 500)
     monkeypatch.setattr(export, "CHUNK", 64 << 10)
@@ -114,10 +116,10 @@ def test_an_export_of_ten_times_the_rows_takes_no_more_memory(
     def grows(rows: int) -> int:
         run = make_run(engine)
         with engine.begin() as conn:
-            conn.execute(COPIES, {"run": str(run), "rows": rows, "template": template})
+            conn.execute(text(COPIES.format(table=table)), {"run": str(run), "rows": rows, "template": template})
         gc.collect()
         most = before = process.memory_info().rss
-        with api.client.stream("GET", f"/v1/runs/{run}/export/mismatches") as answer:
+        with api.client.stream("GET", f"/v1/runs/{run}/export/{table}", params={"format": format}) as answer:
             assert answer.status_code == 200
             for _ in answer.iter_bytes():
                 most = max(most, process.memory_info().rss)
@@ -126,6 +128,12 @@ def test_an_export_of_ten_times_the_rows_takes_no_more_memory(
     template = make_run(engine)
     with Sink(engine.url.render_as_string(hide_password=False), tmp_path, template, 1) as sink:
         sink.put(mismatch(template, 1))
+        sink.put(
+            EvaluationRecord(
+                run_id=template, attempt=1, step=1, task="arc", question="q1", arm=Arm.SUSPECT, scores=[-1.0, -2.0],
+                chosen=0, answer=1,
+            )
+        )  # fmt: skip
         assert sink.flush(30)
     grows(3000)  # what is made once
     small, large = grows(3000), grows(30_000)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,18 @@ from typing import Any
 import pytest
 import yaml
 
+from alert_rules import FOLDER, looked_at, matchers, rule
+from expositions import api, controller, fleet, pairs
+from node_runs import node_run
+from tandem.pairrun.status import PairRunStatus
+from tandem.vocabulary import Role
+from tandem_controller.metrics import Metrics
+
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "deploy" / "helm" / "tandem" / "files" / "alerts"
+SCRAPED = {"namespace", "instance"}
+"""Labels that Prometheus gives to everything that it scrapes in a cluster."""
+NAMES = {"node", "reference"}
+"""Labels whose values are anybody's."""
 PAIR = {"namespace": "tandem", "node": "sick", "reference": "well", "workload": "submodule", "synthetic": "false"}
 
 
@@ -185,16 +196,11 @@ CASES: dict[str, list[Case]] = {
             "is suspect, not the node under test.",
         ),
         Case("the suspect's: a finding", {of(CONTROL, role="suspect", control="self_replay_end"): "0x5 1x20"}, "10m"),
-        Case("injected", {of(CONTROL, role="reference", control="x", synthetic="true"): "0x5 1x20"}, "10m"),
+        Case("injected", {of(CONTROL, role="reference", control="parity", synthetic="true"): "0x5 1x20"}, "10m"),
         Case("the suspect mismatched", {of(MISMATCHED): "0x5 1x20"}, "10m"),
         Case("null runs match", {own(FINISHED, kind="null", verdict="match"): "0x5 1x20", DIFFERS: "0x25"}, "10m"),
     ],
 }  # fmt: skip
-
-
-def rule(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
-    return found
 
 
 def test_every_alert_has_cases_of_both_kinds() -> None:
@@ -240,3 +246,54 @@ def test_alerts_look_only_at_metrics_that_are_documented() -> None:
     for name in CASES:
         used = set(re.findall(r"tandem_\w+", rule(name)["expr"]))
         assert {re.sub(r"_(sum|count|bucket)$", "", metric) for metric in used} <= known, name
+
+
+# -- against what the processes tell ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def told() -> dict[str, list[dict[str, str]]]:
+    """Series -> the labels of each that the code of the processes tells."""
+    found = defaultdict(list)
+    for family in (*pairs(), *controller(), *fleet(), *api()):
+        for sample in family.samples:
+            found[sample.name].append(sample.labels)
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_series_of_its_cases_are_told(name: str, told: dict[str, list[dict[str, str]]]) -> None:
+    """With these labels, and these values. So a label that is renamed, or a value, is not only an alert that keeps
+    still: each alert fires above on such series, with the labels and texts that are written there.
+    """
+    for series in (series for case in CASES[name] for series in case.series if series != "up"):
+        metric, inner = re.fullmatch(r"(\w+)\{(.*)\}", series).groups()  # type: ignore[union-attr]
+        mine = {label: value for label, _, value in matchers(inner) if label not in SCRAPED}
+        assert any(
+            mine.keys() <= there.keys() and all(there[label] == mine[label] for label in mine.keys() - NAMES)
+            for there in told[metric]
+        ), series
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_label_and_value_that_it_looks_at_is_told(name: str, told: dict[str, list[dict[str, str]]]) -> None:
+    """Also those that only keep it still, and each of several."""
+    for metric, label, values in looked_at(rule(name)["expr"]):
+        if label not in SCRAPED:
+            assert all(label in there for there in told[metric]), (metric, label)
+            assert values <= {there[label] for there in told[metric]}, (metric, label)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_its_texts_name_labels_of_what_fires(name: str) -> None:
+    """The labels of its cases are those of a real evaluation, see above."""
+    used = set(re.findall(r"\$labels\.(\w+)", str(rule(name)["annotations"])))
+    assert used <= {label for case in CASES[name] for label in case.labels or ()}
+
+
+def test_the_reason_that_an_alert_waits_for_is_that_of_the_verdict() -> None:
+    run, metrics = node_run(differs=[Role.REFERENCE]).run, Metrics()
+    metrics.finished(run.kind, PairRunStatus(verdict=run.verdict, reason=run.reason))
+    assert metrics.registry.get_sample_value(
+        "tandem_controller_runs_inconclusive_total", {"reason": "reference_differs"}
+    ) == 1  # fmt: skip

@@ -10,50 +10,14 @@ from typing import Any
 
 import pytest
 import yaml
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from clusters import Run, started, world
-from tandem.metrics_fleet import FleetFacts, FleetGauges, RunCounts
-from tandem.progress import ProgressEvent
-from tandem.vocabulary import Module, Phase
-from tandem_api.metrics import Metrics as ApiMetrics
-from tandem_controller.metrics import Metrics
-from tandem_worker.link.state import Activity
-from tandem_worker.lockstep.tally import RunTally
-from tandem_worker.metrics import PAIR, Look, PairCollector, PairLabels
+from expositions import api, controller, fleet, pair
+from tandem_worker.metrics import PAIR
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
 FILES = ROOT / "deploy" / "helm" / "tandem" / "files"
-
-
-def pair() -> Iterable[Metric]:
-    places = frozenset({(Phase.FWD, Module.FFN)})
-    look = Look(ProgressEvent(phase="step"), Activity.COMPUTING, 0.0, RunTally(), {}, places)
-    return PairCollector(PairLabels("n", "r", "w", "k", synthetic=False), lambda: look).collect()
-
-
-def controller() -> Iterable[Metric]:
-    metrics, waits = Metrics(), Run(nodes=world())
-    waits.plan()
-    metrics.observe(lambda: 0, lambda: [started().look().status, waits.look().status])
-    return metrics.registry.collect()
-
-
-def fleet() -> Iterable[Metric]:
-    gauges = FleetGauges()
-    gauges.show(FleetFacts({}, [("n", "corrupting")], RunCounts(inconclusive={"other": 1})))
-    registry = CollectorRegistry()
-    registry.register(gauges)
-    return registry.collect()
-
-
-def api() -> Iterable[Metric]:
-    metrics = ApiMetrics()
-    metrics.requests.labels("GET", "/healthz", "200").inc()
-    metrics.seconds.labels("/healthz").observe(1)
-    return metrics.registry.collect()
 
 
 def listed(heading: str) -> dict[str, tuple[str, set[str]]]:

@@ -21,6 +21,7 @@ import pytest
 import yaml
 from sqlalchemy import Engine, text
 
+from alert_rules import FOLDER, looked_at, rule
 from api_server import serving
 from cluster.api.hands import Hands, settings
 from cluster.handle import ApiServer
@@ -222,6 +223,14 @@ def test_every_variable_has_values(sources: Sources, variable: dict[str, Any]) -
     found = re.fullmatch(r"label_values\((\w+), (\w+)\)", query["query"])
     assert found
     assert sources.prometheus.ask(f"label/{found[2]}/values", **{"match[]": found[1]})
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.yaml")))
+def test_every_label_that_an_alert_looks_at_is_there(sources: Sources, name: str) -> None:
+    """As Prometheus stores what it has scraped; `tests/unit/test_alerts.py` says what each alert makes of it."""
+    for metric, label, _ in looked_at(rule(name)["expr"]):
+        until(f"{label} of {metric}", lambda: sources.prometheus.now(f'{metric}{{{label}!=""}}'))  # noqa: B023
+        assert not sources.prometheus.now(f'{metric}{{{label}=""}}'), (metric, label)
 
 
 @pytest.mark.parametrize("job", ["worker", "controller", "api"])
