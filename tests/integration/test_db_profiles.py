@@ -123,19 +123,22 @@ def test_a_running_run_is_listed_and_not_counted(engine: Engine, database_url: s
     assert (line.running, line.decided.verdict) == (1, NodeVerdict.UNKNOWN)
 
 
-def test_a_finding_that_arrives_after_the_verdict_is_seen(engine: Engine) -> None:
+@pytest.mark.parametrize("nothing_came", [False, True], ids=["controls before", "all late"])
+def test_a_finding_that_arrives_after_the_verdict_is_seen(engine: Engine, nothing_came: bool) -> None:
     """The spool of an attempt may be delivered late: no statistic, but it holds the node back."""
     records = node_run(hits={3: 5}, missing=[ControlName.POSITIVE_END])
     bare = RunRecords(
-        run=records.run, attempts=records.attempts, steps=[], mismatches=[], controls=records.controls, faults=[],
-        closings=[],
+        run=records.run, attempts=records.attempts, steps=[], mismatches=[],
+        controls=[] if nothing_came else records.controls, faults=[], closings=[],
     )  # fmt: skip
     store_run(engine, bare)
     for number, workload in enumerate(("submodule", "gradient")):
         store_run(engine, node_run(workload=workload, seed=number + 1, began=BEGAN + HOUR, hours=4))
     assert load_node(engine, "sick").verdict is NodeVerdict.CLEAN
-    write(engine, replace(records, controls=[]))
+    write(engine, records)
     assert load_node(engine, "sick").rule == "inconclusive_finding"
+    (line,) = [x for x in load_fleet(engine) if x.node == "sick"]
+    assert line.decided.rule == "inconclusive_finding"
 
 
 @pytest.mark.parametrize("batches", [1, 2, 4], ids=lambda n: f"{n} batches")

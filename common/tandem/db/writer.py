@@ -76,6 +76,10 @@ WHERE t.first_step IS NULL
 """The least of what is staged: repeated rows change nothing, so nothing has to be known of which were new."""
 
 
+_OUTDATED = "UPDATE run_profiles SET version = 0 WHERE run_id = ANY(%s) AND version <> 0"
+"""A finished run's summary was made of less than is stored now, perhaps without what makes a finding count: whoever next
+asks for its node makes it again. Of a run that is running there is none."""
+
 _TOTALLED: dict[type[Any], tuple[str, str]] = {
     StepRecord: ("run_id, attempt, step, classes, rows", _TOTALS),
     EvaluationRecord: ("run_id, attempt, step, task, question, arm, scores", _UNEQUAL),
@@ -119,6 +123,7 @@ class Line:
     """A record as a line of COPY's text format."""
 
     record: type[Any]
+    run_id: UUID
     text: str
 
 
@@ -128,7 +133,7 @@ def line(record: Record) -> Line:
     Raises:
         TypeError, ValueError: a field holds what its column cannot.
     """
-    return Line(type(record), LAYOUTS[type(record)].line(record))
+    return Line(type(record), record.run_id, LAYOUTS[type(record)].line(record))
 
 
 def prepare(conn: psycopg.Connection[Any]) -> None:
@@ -167,6 +172,8 @@ def write(conn: psycopg.Connection[Any], lines: Sequence[Line]) -> int:
                 new += cursor.rowcount
             if cls is MismatchRecord:
                 cursor.execute(_FIRST)
+        if new:
+            cursor.execute(_OUTDATED, [sorted({item.run_id for item in lines})])
     return new
 
 
