@@ -141,6 +141,26 @@ def test_a_finding_that_arrives_after_the_verdict_is_seen(engine: Engine, nothin
     assert line.decided.rule == "inconclusive_finding"
 
 
+@pytest.mark.parametrize("kind", ["suspect", "null"])
+def test_a_match_does_not_outlive_what_arrives_after_it(engine: Engine, kind: str) -> None:
+    """Of an attempt before the one that matched: a run keeps its verdict, its node does not, nor does it control
+    anything.
+    """
+    matches = [node_run(workload=w, seed=n, hours=4) for n, w in enumerate(("submodule", "gradient"))]
+    run_ids = [store_run(engine, replace(r, run=replace(r.run, kind=kind))) for r in matches]
+    passed = "SELECT count(*) FROM run_profiles WHERE passed_null"
+    assert load_node(engine, "sick").verdict is NodeVerdict.CLEAN
+    assert scalar(engine, passed) == (2 if kind == "null" else 0)
+    found = node_run(hits={3: 5}, seed=9)
+    store.start_attempt(engine, replace(found.attempts[0], run_id=run_ids[0], attempt=2))
+    of_first = lambda rows: [replace(row, run_id=run_ids[0], attempt=2) for row in rows]
+    write(engine, replace(found, steps=of_first(found.steps), mismatches=of_first(found.mismatches),
+                          controls=of_first(found.controls), closings=[]))  # fmt: skip
+    node = load_node(engine, "sick")
+    assert (node.verdict, node.rule) == (NodeVerdict.SUSPECTED, "late_finding")
+    assert scalar(engine, passed) == (1 if kind == "null" else 0)
+
+
 @pytest.mark.parametrize("batches", [1, 2, 4], ids=lambda n: f"{n} batches")
 @pytest.mark.parametrize(
     ("scores", "unequal"),

@@ -77,8 +77,8 @@ WHERE t.first_step IS NULL
 
 
 _OUTDATED = "UPDATE run_profiles SET version = 0 WHERE run_id = ANY(%s) AND version <> 0"
-"""A finished run's summary was made of less than is stored now, perhaps without what makes a finding count: whoever next
-asks for its node makes it again. Of a run that is running there is none."""
+"""A finished run's summary was made of less than is stored now, perhaps without what makes a finding count: whoever
+next asks for its node makes it again. Of a run that is running there is none."""
 
 _TOTALLED: dict[type[Any], tuple[str, str]] = {
     StepRecord: ("run_id, attempt, step, classes, rows", _TOTALS),
