@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +14,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from db_samples import make_run, scalar, some_records
-from node_runs import BEGAN, HOUR, gradient, node_run, store_run, write
+from node_runs import BEGAN, HOUR, answer, gradient, node_run, store_run, write
 from tandem.db import migrate, queries, store
 from tandem.db.partitions import Month, drop_partitions_older_than
 from tandem.db.profiles import catch_up, clear, load_fleet, load_node
@@ -21,6 +22,7 @@ from tandem.db.sink import Sink
 from tandem.errors import UsageError
 from tandem.nodes.run_profile import profile_run
 from tandem.records import RunRecords
+from tandem.runs.attempt import of_attempt, unequal_answers
 from tandem.vocabulary import ControlName, NodeVerdict, Role
 
 
@@ -121,19 +123,80 @@ def test_a_running_run_is_listed_and_not_counted(engine: Engine, database_url: s
     assert (line.running, line.decided.verdict) == (1, NodeVerdict.UNKNOWN)
 
 
-def test_a_finding_that_arrives_after_the_verdict_is_seen(engine: Engine) -> None:
+@pytest.mark.parametrize("nothing_came", [False, True], ids=["controls before", "all late"])
+def test_a_finding_that_arrives_after_the_verdict_is_seen(engine: Engine, nothing_came: bool) -> None:
     """The spool of an attempt may be delivered late: no statistic, but it holds the node back."""
     records = node_run(hits={3: 5}, missing=[ControlName.POSITIVE_END])
     bare = RunRecords(
-        run=records.run, attempts=records.attempts, steps=[], mismatches=[], controls=records.controls, faults=[],
-        closings=[],
+        run=records.run, attempts=records.attempts, steps=[], mismatches=[],
+        controls=[] if nothing_came else records.controls, faults=[], closings=[],
     )  # fmt: skip
     store_run(engine, bare)
     for number, workload in enumerate(("submodule", "gradient")):
         store_run(engine, node_run(workload=workload, seed=number + 1, began=BEGAN + HOUR, hours=4))
     assert load_node(engine, "sick").verdict is NodeVerdict.CLEAN
-    write(engine, replace(records, controls=[]))
+    write(engine, records)
     assert load_node(engine, "sick").rule == "inconclusive_finding"
+    (line,) = [x for x in load_fleet(engine) if x.node == "sick"]
+    assert line.decided.rule == "inconclusive_finding"
+
+
+@pytest.mark.parametrize("kind", ["suspect", "null"])
+def test_a_match_does_not_outlive_what_arrives_after_it(engine: Engine, kind: str) -> None:
+    """Of an attempt before the one that matched: a run keeps its verdict, its node does not, nor does it control
+    anything.
+    """
+    matches = [node_run(workload=w, seed=n, hours=4) for n, w in enumerate(("submodule", "gradient"))]
+    run_ids = [store_run(engine, replace(r, run=replace(r.run, kind=kind))) for r in matches]
+    passed = "SELECT count(*) FROM run_profiles WHERE passed_null"
+    assert load_node(engine, "sick").verdict is NodeVerdict.CLEAN
+    assert scalar(engine, passed) == (2 if kind == "null" else 0)
+    found = node_run(hits={3: 5}, seed=9)
+    store.start_attempt(engine, replace(found.attempts[0], run_id=run_ids[0], attempt=2))
+    of_first = lambda rows: [replace(row, run_id=run_ids[0], attempt=2) for row in rows]
+    write(engine, replace(found, steps=of_first(found.steps), mismatches=of_first(found.mismatches),
+                          controls=of_first(found.controls), closings=[]))  # fmt: skip
+    node = load_node(engine, "sick")
+    assert (node.verdict, node.rule) == (NodeVerdict.SUSPECTED, "late_finding")
+    assert scalar(engine, passed) == (1 if kind == "null" else 0)
+
+
+@pytest.mark.parametrize("batches", [1, 2, 4], ids=lambda n: f"{n} batches")
+@pytest.mark.parametrize(
+    ("scores", "unequal"),
+    [
+        (([0.5, 1.0], [0.5, 1.0]), 0),
+        (([0.5, 1.0], [0.5, math.nextafter(1.0, 2.0)]), 1),
+        (([0.5, 0.0], [0.5, -0.0]), 1),
+        (([0.5, math.nan], [0.5, math.nan]), 0),
+    ],
+    ids=str,
+)
+def test_answers_that_arrive_after_the_verdict_are_seen(
+    engine: Engine, scores: tuple[list[float], list[float]], unequal: int, batches: int
+) -> None:
+    """Whichever of the two comes first, and once, however often they are delivered."""
+    answers = [
+        answer(q, arm, told)
+        for arm, last in zip(("suspect", "reference"), scores, strict=True)
+        for q, told in (("q1", [0.25, 0.5]), ("q2", last))
+    ]
+    records = node_run(workload="finetune", missing=[ControlName.POSITIVE_END], evaluations=answers)
+    store_run(engine, replace(records, evaluations=[], closings=[]))
+    for number, workload in enumerate(("submodule", "gradient")):
+        store_run(engine, node_run(workload=workload, seed=number + 1, began=BEGAN + HOUR, hours=4))
+    bare = replace(records, steps=[], mismatches=[], controls=[], closings=[])
+    size = len(answers) // batches
+    for _ in range(2):
+        for begin in range(0, len(answers), size):
+            write(engine, replace(bare, evaluations=records.evaluations[begin : begin + size]))
+    assert unequal == sum(len(unequal_answers(of_attempt(records, a))) for a in records.attempts)
+    assert scalar(engine, "SELECT sum(other_findings) FROM attempt_totals") == unequal
+    assert scalar(engine, "SELECT count(*) FROM evaluations") == len(answers)
+    node = load_node(engine, "sick")
+    assert (node.verdict, node.rule) == (
+        (NodeVerdict.SUSPECTED, "inconclusive_finding") if unequal else (NodeVerdict.CLEAN, "covered")
+    )
 
 
 def test_retention_takes_nothing_from_a_profile(engine: Engine) -> None:

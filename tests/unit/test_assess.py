@@ -7,14 +7,19 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from msgspec.structs import replace
 
+from node_runs import BEGAN, node_run
 from tandem.cli import assess
 from tandem.cli.app import main
 from tandem.cli.assess import duration
 from tandem.cli.pair import is_generated, pairrun_spec
+from tandem.cli.rehearsal import counts
 from tandem.errors import UsageError
+from tandem.installed import here
 from tandem.nodes.assess import PATIENCE, Ended, Wanted, next_run
 from tandem.nodes.verdict import NodeDecision, NodeRules, NullPass, RunFacts
+from tandem.spec import RunSpec
 from tandem.vocabulary import CLEARED, Kind, Workload
 
 MODEL = "small"
@@ -228,3 +233,31 @@ def test_a_rehearsal_ignores_nothing_that_was_asked(
     out, err = capsys.readouterr()
     assert (end.value.code, out, err.count("\n")) == (64, "", 1)
     assert mend in err
+
+
+@pytest.mark.parametrize(
+    ("run_changed", "attempt_changed", "as_good"),
+    [
+        ({}, {}, True),
+        ({"verdict": "mismatch"}, {}, True),
+        ({"verdict": "inconclusive"}, {}, False),
+        ({"created_at": BEGAN - 90_000}, {}, False),
+        ({"spec": RunSpec(duration=3).model_dump(mode="json")}, {}, False),
+        ({}, {"reason": "stopped"}, False),
+        ({}, {"parity": {}}, False),
+        *(({}, {"parity": here() | {field: "another"}}, False) for field in here()),
+    ],
+    ids=str,
+)
+def test_a_rehearsal_takes_an_earlier_run_only_of_this_code_and_to_its_end(
+    run_changed: dict[str, Any], attempt_changed: dict[str, Any], as_good: bool
+) -> None:
+    spec = RunSpec(duration=2)
+    records = node_run()
+    run = {"spec": spec.model_dump(mode="json"), "verdict": "match", "created_at": BEGAN} | run_changed
+    attempt = {"parity": here(), "reason": "completed"} | attempt_changed
+    records.run = replace(records.run, **run)
+    records.attempts = [replace(records.attempts[0], **attempt)]
+    assert counts(records, spec, here(), BEGAN + 60) == as_good
+    records.attempts = []
+    assert not counts(records, spec, here(), BEGAN + 60)

@@ -52,6 +52,8 @@ NULL_MISMATCH = run(7, "mismatch", reference="n", suspect="x", kind="null")
         (MATCHES, [], "clean", "covered", []),
         (MATCHES[:1], [], "unknown", "not_covered", ["a matching run of workload gradient", "1 more matching run"]),
         ([*MATCHES, OPEN], [NULL], "suspected", "inconclusive_finding", ["a conclusive run"]),
+        ([*MATCHES, run(5, "match", findings=1)], [NULL], "suspected", "late_finding", ["the same again"]),
+        ([*MATCHES, run(5, "match", findings=1, comparable=False)], [NULL], "clean", "covered", []),
         ([*MATCHES, replace(OPEN, comparable=False)], [], "clean", "covered", []),
         ([*MATCHES, replace(OPEN, findings=0)], [], "clean", "covered", []),
         ([replace(OPEN, findings=0)], [], "unknown", "no_conclusive_run", ["submodule"]),

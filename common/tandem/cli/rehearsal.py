@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,19 +92,28 @@ def _done(spec: RunSpec, url: str, deadline: float, stop: Stop, *, quiet: bool) 
 
 
 def _earlier(engine: Engine, spec: RunSpec) -> RunRecords | None:
-    """A conclusive run of the same spec by the same code that lately came to its own end: a stopped one has not run its
-    length.
-    """
+    """The newest of the runs that count for this one (`counts`)."""
     from tandem.db.queries import list_runs, load_run
-    from tandem.installed import here, made_here
+    from tandem.installed import here
 
-    wanted = spec.model_dump(mode="json")
     found = list_runs(engine, 200, workload=str(spec.workload), kind=str(spec.kind), synthetic=False, state="finished")
     for line in found:
-        run = line.run
-        if run.created_at > time.time() - RECENT_S and run.spec == wanted and run.verdict in ("match", "mismatch"):
-            records = load_run(engine, run.run_id)
-            last = records.attempts[-1] if records.attempts else None
-            if last is not None and last.reason == "completed" and made_here(last.parity, here()):
+        if line.run.spec == spec.model_dump(mode="json"):
+            records = load_run(engine, line.run.run_id)
+            if counts(records, spec, here(), time.time()):
                 return records
     return None
+
+
+def counts(records: RunRecords, spec: RunSpec, code: Mapping[str, str], now: float) -> bool:
+    """Whether a stored run is as good as a new one: a conclusive run of the same spec, by this code and CPU
+    (``installed.here``), that lately came to its own end: a stopped one has not run its length.
+    """
+    from tandem.installed import made_here
+
+    run, last = records.run, records.attempts[-1] if records.attempts else None
+    return (
+        last is not None and last.reason == "completed" and made_here(last.parity, code)
+        and run.created_at > now - RECENT_S and run.spec == spec.model_dump(mode="json")
+        and run.verdict in (Verdict.MATCH, Verdict.MISMATCH)
+    )  # fmt: skip

@@ -316,7 +316,8 @@ class RunProfile(Base):
 class AttemptTotals(Base):
     """Totals of what is stored of an attempt, so that nobody who asks how it stands reads its rows.
 
-    Counts change only by steps that were really inserted. ``first_...`` is the least (step, site, rank) of its rows.
+    Counts change only by steps and answers that were really inserted. ``first_...`` is the least (step, site, rank) of
+    its rows.
     """
 
     __tablename__ = "attempt_totals"
@@ -330,7 +331,7 @@ class AttemptTotals(Base):
     mismatched_sites: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     mismatched_elements: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
     other_findings: Mapped[int] = mapped_column(BigInteger, server_default=_ZERO)
-    """Rows with another cause than ``compute``, those beyond the cap included."""
+    """Rows with another cause than ``compute``, those beyond the cap included, and answers whose scores differ."""
     first_step: Mapped[int | None] = mapped_column(BigInteger)
     first_site: Mapped[int | None]
     first_rank: Mapped[int | None]

@@ -63,7 +63,8 @@ def store_profile(conn: Connection, run_id: UUID) -> RunProfile | None:
     if records.run.records_dropped_at is not None:
         profile = _of_dropped(conn, records, profile)
     values = {name: getattr(profile, name) for name in _FIELDS}
-    passed = records.run.kind == Kind.NULL and records.run.verdict == Verdict.MATCH and bool(profile.executables)
+    matched = records.run.verdict == Verdict.MATCH and not profile.findings  # which may have come after the verdict
+    passed = records.run.kind == Kind.NULL and matched and bool(profile.executables)
     detail = _encoder.encode(profile.detail).decode()
     conn.execute(_STORE, values | {"run_id": run_id, "passed_null": passed, "detail": _no_nul(detail)})
     return profile

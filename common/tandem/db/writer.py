@@ -1,9 +1,9 @@
 """Writes a batch of records in one transaction: COPY into a staging table, then INSERT ... ON CONFLICT DO NOTHING.
 
 COPY itself knows no ON CONFLICT; the temporary staging table gives its speed to writes that may be repeated. The
-attempt's totals change in the same statement that inserts the steps, and only by what its RETURNING gives: a repeated
-step adds nothing. What a run adds to its node's profile is made when it gets its verdict, since only conclusive runs
-count (``tandem.db.profiles``).
+attempt's totals change in the same statement that inserts the steps or answers, and only by what its RETURNING gives: a
+repeated row adds nothing. What a run adds to its node's profile is made when it gets its verdict, since only conclusive
+runs count (``tandem.db.profiles``); rows that come after it have the profile made again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import psycopg
 from sqlalchemy.dialects.postgresql.base import PGDialect
 
 from tandem.db.rows import LAYOUTS, Layout
-from tandem.records import MismatchRecord, Record, StepRecord
+from tandem.records import EvaluationRecord, MismatchRecord, Record, StepRecord
+from tandem.vocabulary import Arm
 
 _TOTALS = """
 , compared AS (
@@ -41,6 +42,26 @@ _TOTALS = """
 )
 """
 
+_UNEQUAL = f"""
+, answers AS (
+  SELECT * FROM fresh UNION ALL
+  SELECT e.run_id, e.attempt, e.step, e.task, e.question, e.arm, e.scores FROM evaluations e
+  WHERE (e.run_id, e.attempt, e.step, e.task, e.question) IN
+    (SELECT run_id, attempt, step, task, question FROM fresh)
+), unequal AS (
+  SELECT s.run_id, s.attempt, count(*) AS answers
+  FROM answers s JOIN answers r USING (run_id, attempt, step, task, question)
+  WHERE s.arm = '{Arm.SUSPECT}' AND r.arm = '{Arm.REFERENCE}' AND s.scores::text <> r.scores::text
+  GROUP BY s.run_id, s.attempt ORDER BY s.run_id, s.attempt
+), totalled AS (
+  INSERT INTO attempt_totals AS t (run_id, attempt, other_findings) SELECT * FROM unequal
+  ON CONFLICT (run_id, attempt) DO UPDATE SET
+    other_findings = t.other_findings + EXCLUDED.other_findings, updated_at = now()
+)
+"""  # noqa: S608 - words of the vocabulary
+"""A pair counts once, when the second of its two answers is new: the statement sees no row of its own in the table. As
+text, zeros of unlike sign differ and NaNs do not, as for the verdict."""
+
 _FIRST = """
 INSERT INTO attempt_totals AS t (run_id, attempt, first_step, first_site, first_rank, first_place, first_mismatched)
 SELECT DISTINCT ON (run_id, attempt) run_id, attempt, step, site, rank,
@@ -53,6 +74,17 @@ WHERE t.first_step IS NULL
    OR (EXCLUDED.first_step, EXCLUDED.first_site, EXCLUDED.first_rank) < (t.first_step, t.first_site, t.first_rank)
 """
 """The least of what is staged: repeated rows change nothing, so nothing has to be known of which were new."""
+
+
+_OUTDATED = "UPDATE run_profiles SET version = 0 WHERE run_id = ANY(%s) AND version <> 0"
+"""A finished run's summary was made of less than is stored now, perhaps without what makes a finding count: whoever
+next asks for its node makes it again. Of a run that is running there is none."""
+
+_TOTALLED: dict[type[Any], tuple[str, str]] = {
+    StepRecord: ("run_id, attempt, step, classes, rows", _TOTALS),
+    EvaluationRecord: ("run_id, attempt, step, task, question, arm, scores", _UNEQUAL),
+}
+"""Type of record -> what its INSERT returns, and what that adds to the attempt's totals."""
 
 
 def _create(layout: Layout) -> str:
@@ -70,10 +102,10 @@ def _insert(layout: Layout) -> str:
     name, columns = layout.table.name, ", ".join(layout.columns)
     values = ", ".join(f"to_timestamp({c})" if c in layout.times else c for c in layout.columns)
     insert = f"INSERT INTO {name} ({columns}) SELECT {values} FROM stage_{name} ON CONFLICT DO NOTHING"  # noqa: S608
-    if layout.record is not StepRecord:
+    if layout.record not in _TOTALLED:
         return insert
-    fresh = f"WITH fresh AS ({insert} RETURNING run_id, attempt, step, classes, rows)"
-    return f"{fresh}{_TOTALS} SELECT count(*) FROM fresh"  # noqa: S608
+    returned, totals = _TOTALLED[layout.record]
+    return f"WITH fresh AS ({insert} RETURNING {returned}){totals} SELECT count(*) FROM fresh"  # noqa: S608
 
 
 _STATEMENTS = {
@@ -91,6 +123,7 @@ class Line:
     """A record as a line of COPY's text format."""
 
     record: type[Any]
+    run_id: UUID
     text: str
 
 
@@ -100,7 +133,7 @@ def line(record: Record) -> Line:
     Raises:
         TypeError, ValueError: a field holds what its column cannot.
     """
-    return Line(type(record), LAYOUTS[type(record)].line(record))
+    return Line(type(record), record.run_id, LAYOUTS[type(record)].line(record))
 
 
 def prepare(conn: psycopg.Connection[Any]) -> None:
@@ -132,13 +165,15 @@ def write(conn: psycopg.Connection[Any], lines: Sequence[Line]) -> int:
             with cursor.copy(copy_in) as copy:
                 copy.write("".join(chosen))
             cursor.execute(insert)
-            if cls is StepRecord:
+            if cls in _TOTALLED:
                 row = cursor.fetchone()
                 new += int(row[0]) if row else 0
             else:
                 new += cursor.rowcount
             if cls is MismatchRecord:
                 cursor.execute(_FIRST)
+        if new:
+            cursor.execute(_OUTDATED, [sorted({item.run_id for item in lines})])
     return new
 
 

@@ -9,9 +9,9 @@ Only real runs of two different hosts are given to it. The rules, the first that
 ``suspected``
     Anything less that speaks against it: a mismatch without reproduction or without a null run (``found``), it did not
     repeat its own results as a reference (``reference_differs``), findings in an inconclusive run whose sides were
-    alike (``inconclusive_finding``). What may as well be the other node's, only until the node is shown clean: a
-    mismatch with a reference that differed from itself (``doubtful_reference``), being the reference of a null run that
-    mismatched (``null_mismatch``).
+    alike (``inconclusive_finding``), findings that were delivered after their run had matched (``late_finding``). What
+    may as well be the other node's, only until the node is shown clean: a mismatch with a reference that differed from
+    itself (``doubtful_reference``), being the reference of a null run that mismatched (``null_mismatch``).
 ``clean``
     None of that, and enough was compared (`NodeRules`); says which rate it excludes (``covered``).
 ``unknown``
@@ -243,11 +243,13 @@ def _suspected(
         for r in finished
         if r.suspect == node and r.findings and r.comparable and r.verdict == Verdict.INCONCLUSIVE
     ]  # fmt: skip
+    late = [r for r in finished if r.suspect == node and r.findings and r.comparable and r.verdict == Verdict.MATCH]
     unlike = [r for r in finished if r.reference == node and r.reference_differs]
     causes = (
         ("found", found, "a mismatch, not yet reproduced under control"),
         ("reference_differs", unlike, "as a reference it did not repeat its own results"),
         ("inconclusive_finding", unsure, "something differed in a run that was inconclusive"),
+        ("late_finding", late, "something that had differed was delivered after its run had matched"),
     )
     held = [cause for cause in causes if cause[1]]
     if not held:
@@ -259,7 +261,9 @@ def _suspected(
     elif unsure:
         last = unsure[-1]
         missing.append(f"a conclusive run: {last.run_id} was inconclusive ({formats.clean(last.reason, 80)})")
-    since = _when((found or unsure or unlike)[-1])
+    elif late:
+        missing.append(f"the same again: {late[-1].run_id} matched before all was stored (`tandem verdict` tells)")
+    since = _when((found or unsure or late or unlike)[-1])
     if later := [r for r in finished if r.suspect == node and r.verdict == Verdict.MATCH and r.created_at >= since]:
         missing.append(
             f"or a person's decision: {formats.plural(len(later), 'run')} since then matched, which erases nothing "
