@@ -181,7 +181,7 @@ def test_the_exit_code_and_the_page_tell_what_failed(
     assert ('class="verdict v-mismatch"' in page) == (code == 1)
 
 
-@pytest.mark.parametrize("field", [None, "tandem", "image", "jaxlib", "cpu", "faults"])
+@pytest.mark.parametrize("field", [None, "tandem", "image", "python", "jax", "jaxlib", "cpu", "faults"])
 def test_a_run_of_other_code_is_not_measured_already(field: str | None) -> None:
     records = with_classes(RIGHT, 10, 1500)
     parity = here() | {"faults": load_profile(Path("node-11")).digest}
