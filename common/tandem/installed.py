@@ -45,11 +45,13 @@ def cpu_model() -> str:
 
 def here() -> dict[str, str]:
     """The parity fields that a run made now would have, those that need no jax to know."""
-    try:
-        jaxlib = metadata.version("jaxlib")
-    except metadata.PackageNotFoundError:
-        jaxlib = ""
-    return {"tandem": __version__, "image": image_digest(), "jaxlib": jaxlib, "cpu": cpu_model()}
+    versions = {"tandem": __version__, "python": platform.python_version()}
+    for package in ("jax", "jaxlib"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = ""
+    return versions | {"image": image_digest(), "cpu": cpu_model()}
 
 
 def made_here(parity: Mapping[str, str], now: Mapping[str, str]) -> bool:

@@ -153,6 +153,27 @@ def test_a_tokenizer_that_is_none_is_refused(refused: Refused, tmp_path: Path):
     assert "is no tokenizer.json" in message
 
 
+@pytest.mark.parametrize(
+    ("bad", "says"),
+    [
+        (b'{"id": "b", "context": "", "question": "?", "choices": ["1", "2"]}', "missing required field `answer`"),
+        (b'{"id": "b", "context": "", "question": "?", "choices": ["1", "2"], "answer": 2}', "answer 2 is out"),
+        (b'{"id": "a", "context": "", "question": "?", "choices": ["1", "2"], "answer": 0}', "is already that of"),
+        ('{"id": "b", "context": "", "question": "é"}'.encode("latin-1"), "no UTF-8"),
+        (b'{"id": "b", "context": "", "question": "?", "choices": ["1"], "answer": 0}', "1 choice"),
+    ],
+)
+def test_questions_that_cannot_be_asked_are_refused_with_file_and_line(
+    refused: Refused, tmp_path: Path, bad: bytes, says: str
+):
+    """No run is stored, so none was begun and no worker started."""
+    path = tmp_path / "quiz.jsonl"
+    path.write_bytes(b'{"id": "a", "context": "", "question": "?", "choices": ["1", "2"], "answer": 0}\n' + bad + b"\n")
+    message = refused("--workload", "finetune", "--questions", path, code=2)
+    assert message.startswith(f"error: {path}:2: ")
+    assert says in message
+
+
 # -- weights -----------------------------------------------------------------------------------------
 
 CONFIG = {

@@ -158,7 +158,30 @@ def test_an_inconclusive_run_measures_nothing() -> None:
     assert not same(NODE_11, records, {})
 
 
-@pytest.mark.parametrize("field", [None, "tandem", "image", "jaxlib", "cpu", "faults"])
+@pytest.mark.parametrize(
+    ("classes", "verdict", "code", "told"),
+    [
+        (RIGHT, "mismatch", 0, "read back"),
+        (dict.fromkeys(RIGHT, 0), "match", 1, "missed"),
+        (RIGHT, "inconclusive", 2, "inconclusive"),
+    ],
+)
+def test_the_exit_code_and_the_page_tell_what_failed(
+    classes: dict[str, int], verdict: str, code: int, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    records = with_classes(classes, 10, 1500, verdict=verdict)
+    monkeypatch.setattr("tandem.cli.paper._measure_all", lambda specs, *_, **__: dict.fromkeys(specs, records))
+    monkeypatch.setattr("tandem.cli.paper.database_url", nullcontext)
+    with pytest.raises(SystemExit) as stop:
+        main(["paper", "--profile", "node-11", "--quick", "-o", str(tmp_path / "p.html"), "--json"])
+    assert stop.value.code == code
+    page = (tmp_path / "p.html").read_text()
+    assert "Instrument check" in page
+    assert told in page
+    assert ('class="verdict v-mismatch"' in page) == (code == 1)
+
+
+@pytest.mark.parametrize("field", [None, "tandem", "image", "python", "jax", "jaxlib", "cpu", "faults"])
 def test_a_run_of_other_code_is_not_measured_already(field: str | None) -> None:
     records = with_classes(RIGHT, 10, 1500)
     parity = here() | {"faults": load_profile(Path("node-11")).digest}
