@@ -183,13 +183,17 @@ class Tab:
 
 
 @contextmanager
-def chromium() -> Iterator[Tab]:
-    """A tab in a browser with a profile of its own, which ends with the block."""
+def chromium(*flags: str) -> Iterator[Tab]:
+    """A tab in a browser with a profile of its own, which ends with the block.
+
+    Args:
+        flags: of the browser, beside the usual ones.
+    """
     binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))))
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
         subprocess.Popen(
-            [binary, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+            [binary, *FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
         ) as process,
     ):  # fmt: skip

@@ -130,7 +130,9 @@ def server_of(app: FastAPI, settings: Settings) -> Server:
         log_config=None,
         access_log=False,
         server_header=False,
-        proxy_headers=False,
+        # Else the environment, or a default of the library, would say whom to believe.
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=settings.trusted_proxies,
         timeout_keep_alive=15,
         timeout_graceful_shutdown=GRACE_S,
         h11_max_incomplete_event_size=LARGEST_HEAD,

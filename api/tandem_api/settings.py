@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
+
+
+def _network(text: str) -> str:
+    try:
+        found = ipaddress.ip_network(text)
+    except ValueError:
+        raise ValueError("is no address and no network such as 10.0.0.0/8") from None
+    if found.prefixlen == 0:
+        raise ValueError("is everybody: whoever asks could claim any address")
+    return str(found)
+
+
+Network = Annotated[str, Field(min_length=1, max_length=43), AfterValidator(_network)]
+"""IP addresses, or one."""
 
 
 class _Model(BaseModel):
@@ -53,6 +68,8 @@ class Settings(_Model):
     """Host headers that are answered; empty: any. Always this machine's own names with ``tandem serve``."""
     loopback_only: bool = False
     """Refuse every client that is not on this machine."""
+    trusted_proxies: list[Network] = []
+    """Proxies whose ``X-Forwarded-For`` and ``X-Forwarded-Proto`` are believed; those of all others are ignored."""
     body_limit: Annotated[int, Field(ge=1024, le=64 << 20)] = 256 << 10
     """Largest request body, in bytes."""
     body_seconds: Annotated[float, Field(ge=0.1, le=600)] = 10.0

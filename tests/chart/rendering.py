@@ -34,6 +34,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
         "--set", "controller.podLabels.team=sre,controller.podAnnotations.note=x,controller.nodeSelector.pool=cpu",
         "--set", "api.replicas=2,api.priorityClassName=high,api.podLabels.team=sre,api.podAnnotations.note=x",
         "--set", "api.settings.writes.burst=5,api.settings.bodyLimit=2000000,api.settings.audiences={tandem,sre}",
+        "--set", "api.settings.trustedProxies={10.0.0.7,10.1.0.0/16}",
         "--set", "api.ingress.enabled=true,api.ingress.host=tandem.example.com,api.ingress.tlsSecret=tls",
         "--set", "api.ingress.className=nginx,api.ingress.annotations.note=x,api.service.annotations.note=x",
         "--set", "api.networkPolicy.from[0].namespaceSelector.matchLabels.team=sre",

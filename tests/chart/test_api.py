@@ -60,7 +60,12 @@ def test_the_api_can_read_its_settings_and_policy(choice: str) -> None:
     read_policy(policy)
     assert policy == yaml.safe_load(named(choice, "ConfigMap", "tandem-controller")["data"]["policy.yaml"])
     asked = (
-        {"writes": {"burst": 5}, "body_limit": 2_000_000, "audiences": ["tandem", "sre"]}
+        {
+            "writes": {"burst": 5},
+            "body_limit": 2_000_000,
+            "audiences": ["tandem", "sre"],
+            "trusted_proxies": ["10.0.0.7", "10.1.0.0/16"],
+        }
         if choice == "everything"
         else {}
     )
