@@ -241,7 +241,3 @@ class Informer:
         if refused:  # it answers: whoever starts this process again gets the same answer
             self._last_heard = self._clock()
         self._on_error(line)
-
-    def _pause(self, failures: int) -> None:
-        backoff = min(FIRST_BACKOFF_S * 2.0 ** max(failures - 1, 0), LAST_BACKOFF_S)
-        self._stopping.wait(backoff * (0.5 + 0.5 * self._jitter()))
