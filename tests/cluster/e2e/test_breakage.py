@@ -8,6 +8,7 @@ import time
 import pytest
 
 from cluster.e2e.installation import NAMESPACE, Tandem
+from cluster.e2e.reaching import address, component, of_the_cluster, reached
 from cluster.handle import BareCluster, until
 from plugins.parts import skip
 from tandem.pairrun import names
@@ -136,6 +137,47 @@ def test_situation_18_a_suspect_stuck_terminating_does_not_hold_the_next_attempt
             )  # fmt: skip
     assert (status.verdict, len(status.attempts)) == ("match", 2), status
     tandem.delete("stuck")
+
+
+def test_a_suspect_that_outlives_its_pairrun_reaches_nobody(tandem: Tandem, machines: BareCluster) -> None:
+    """Both pods hang while they are asked to stop. The policies of their attempt went with the PairRun, as is seen when
+    the reference lets others in: from then on the suspect is held by the installation's alone, and reaches nobody.
+    """
+    own, name = ["-l", names.LABEL_PAIR, "--namespace", NAMESPACE], "outlived"
+    with tandem.quarantined():
+        tandem.create(name, workload={"durationSeconds": 600, "selfReplays": 2})
+        tandem.stepping(name)
+        uid = tandem.get(name)["metadata"]["uid"]
+        pods = {role: tandem.pod(name, role) for role in Role}
+        partner = address(tandem, "pod", pods[Role.REFERENCE])
+        targets = {
+            "partner": (partner, names.LINK_PORT),
+            "postgresql": (address(tandem, "pod", "tandem-postgres-0"), 5432),
+            "postgresql's service": (address(tandem, "service", "tandem-postgres"), 5432),
+            "another pod": (component(tandem, "controller")["status"]["podIP"], 8081),
+            **of_the_cluster(tandem),
+        }
+
+        def opened() -> bool:
+            """Whether the suspect's node, which is no pod, reaches the reference's."""
+            knock = f"timeout 3 bash -c '</dev/tcp/{partner}/{names.LINK_PORT}' && echo open || echo closed"
+            return machines.enter(tandem.suspect, "sh", "-c", f"({knock}) 2>/dev/null") == "open"
+
+        for node in machines.nodes:
+            machines.enter(node, "pkill", "-STOP", "-f", "tandem_worker pod")
+        try:
+            assert not opened()
+            tandem.cluster.kubectl("delete", "pairrun", name, "--namespace", NAMESPACE)
+            until("the end of the attempt's own policies", opened, 25)
+            assert not tandem.cluster.get("networkpolicies", *own)["items"]
+            assert reached(tandem, pods[Role.SUSPECT], "", targets) == set()
+            leaves = tandem.cluster.get("pod", pods[Role.SUSPECT], "--namespace", NAMESPACE)
+            assert leaves["metadata"]["deletionTimestamp"]
+            assert reached(tandem, pods[Role.REFERENCE], "", targets) == set(targets)
+        finally:
+            for node in machines.nodes:
+                machines.enter(node, "sh", "-c", "pkill -9 -f 'tandem_worker po[d]' || true")
+        until(f"nothing of {name}", lambda: not tandem.children(uid), 90)
 
 
 def test_a_pairrun_deleted_mid_run_leaves_no_object_and_a_closed_run(tandem: Tandem) -> None:

@@ -63,18 +63,38 @@ def test_a_gradient_run_measures_the_noise_of_a_corrupting_suspect(tandem: Tande
     tandem.delete("noise")
 
 
-def test_training_keeps_its_checkpoints_on_a_volume_of_each_node(tandem: Tandem) -> None:
+def test_a_training_whose_worker_is_killed_goes_on_from_what_both_sides_have_on_their_volumes(tandem: Tandem) -> None:
+    """The second attempt begins at the last step of which each node has a checkpoint of its side, and says so."""
     if not isinstance(tandem.cluster, BareCluster):
         parts.skip("machines")
+    workload = {"name": "training", "checkpoints": "/compiled/drift", "checkpointEvery": 2, "durationSeconds": 20}
     with tandem.quarantined():
-        tandem.create("drift", workload={"name": "training", "steps": 3, "checkpoints": "/compiled/checkpoints"})
+        tandem.create("drift", workload={**workload, "peerTimeoutSeconds": 8})
+        tandem.stepping("drift")
+        until("a checkpoint of both sides", lambda: checkpoints(tandem, "drift"))
+        tandem.cluster.enter(tandem.suspect, "pkill", "-9", "-f", "tandem_worker pod")
+        until("a second attempt", lambda: tandem.status("drift").attempt == 2)
+        last = max(checkpoints(tandem, "drift"))  # its pods have only just been made
         status = tandem.verdict("drift")
-    assert status.verdict == "match", status.message
-    assert (tandem.show("drift")["workload"], tandem.show("drift")["steps_compared"]) == ("training", 3)
-    for node, role in ((tandem.reference, Role.REFERENCE), (tandem.suspect, Role.SUSPECT)):
-        kept = tandem.cluster.enter(node, "ls", f"{CACHE}/checkpoints/{role}")
-        assert "3" in kept.split()
+    assert (status.verdict, len(status.attempts)) == ("match", 2), status
+    assert status.attempts[0].reason == "suspect_killed"
+    assert status.message.endswith(f"; resumed from step {last}")
+    shown = tandem.show("drift")
+    assert shown["drift"]["resumed"] == {"2": last}
+    assert shown["steps_compared"] > last
+    assert max(checkpoints(tandem, "drift")) > last
     tandem.delete("drift")
+
+
+def checkpoints(tandem: Tandem, folder: str) -> set[int]:
+    """Steps whose checkpoint is whole on both nodes, each of its own side."""
+    assert isinstance(tandem.cluster, BareCluster)
+    held = []
+    for node, role in ((tandem.reference, Role.REFERENCE), (tandem.suspect, Role.SUSPECT)):
+        marks = tandem.cluster.enter(node, "find", f"{CACHE}/{folder}/{role}", "-name", "orbax.checkpoint").split()
+        steps = {Path(mark).parent.name for mark in marks}
+        held.append({int(step) for step in steps if step.isdecimal()})
+    return held[0] & held[1]
 
 
 def test_fine_tuning_asks_questions_from_a_volume(tandem: Tandem, tmp_path: Path) -> None:
