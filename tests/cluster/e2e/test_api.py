@@ -303,8 +303,9 @@ def test_postgresql_away_stops_reading_and_not_launching(api: Api, tandem: Tande
     scale = ["scale", "statefulset/tandem-postgres", "--namespace", NAMESPACE]
     cluster.kubectl(*scale, "--replicas=0")
     try:
-        until("PostgreSQL's end", lambda: api.ask("/v1/runs").status_code == 503, 60)
         for path in ("/v1/runs", "/v1/nodes", f"/v1/nodes/{tandem.suspect}"):
+            # A server that is asked to end still answers on connections that it has.
+            until("PostgreSQL's end", lambda path=path: api.ask(path).status_code == 503, 60)
             answer = api.ask(path)
             is_problem(answer, 503, "database-away")
             assert int(answer.headers["retry-after"]) > 0
